@@ -1,10 +1,11 @@
 """Read JSON from strangers strictly and within limits, and write JSON as transformers writes it."""
 
+import codecs
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from ropext.base.atomic import write_bytes
 from ropext.base.errors import InputError
-from ropext.base.inputs import CONFIG_LIMIT, as_text, read_bytes
+from ropext.base.inputs import CONFIG_LIMIT, as_text, open_regular, read_bytes
 
 Json = Any  # a value as json.loads gives it
 JsonObject = Mapping[str, Json]
@@ -198,6 +199,23 @@ def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> d
     raise InputError(f"{name} is nested more than {DEPTH_LIMIT} levels deep")
 
 
+LINE_LIMIT = 64 << 20  # bytes
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Json]]]:
+    """Yield the place, for messages, and the object of each line of a JSONL file. Empty lines and a
+    byte-order mark are skipped."""
+    with open(open_regular(path), "rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT + 1), b""), 1):
+            where = f"{path}, line {number}"
+            if len(line) > LINE_LIMIT:
+                raise InputError(f"{where} has more than {LINE_LIMIT >> 20} MiB")
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if line.strip():
+                yield where, parse_object(line, where)
+
+
 def _no_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is not a JSON number")
 
@@ -221,7 +239,9 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 def _describe(error: json.JSONDecodeError, text: str, name: str) -> str:
     if not text.strip():
         return f"{name} is empty, where a JSON object is expected"
-    where = f"line {error.lineno}, column {error.colno}"
+    where = f"column {error.colno}"
+    if "\n" in text.strip():
+        where = f"line {error.lineno}, {where}"
     if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
         return f"{name} is cut short: the JSON ends inside a value ({where})"
     return f"{name} is not valid JSON: {error.msg} ({where})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropext.base.errors import UsageError
-from ropext.base.jsontext import Json, JsonObject, digest
+from ropext.base.jsontext import Json, digest
 from ropext.base.lengths import doubling_grid, lengths_text, tail_tokens
 from ropext.base.narration import clean_command
 from ropext.base.workdir import Workdir
@@ -22,7 +22,8 @@ from ropext.endpoint.window import trained_window
 from ropext.files.checkpoint.provenance import installed
 from ropext.options.endpoint import AskPort
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
-from ropext.options.tasks import find_task
+from ropext.options.tasks import OwnTask, find_task
+from ropext.options.tasks.own import OwnQuestion, read_questions
 from ropext.results import BASE, SCHEMA
 from ropext.results.perplexity import EvaluationSettings
 from ropext.results.values import Bootstrap
@@ -83,9 +84,12 @@ class PortPlan:
     def decides(self) -> dict[str, Json]:
         """What must be equal for a run to go on in its folder."""
         plain = self.plain
-        of_texts: JsonObject = {}
+        further = dict[str, Json]()
         if self.reads is not None:
-            of_texts = self.reads.decides
+            further |= self.reads.decides
+        if self.wish.own:
+            own = {task: [vars(one) for one in asked] for task, asked in self.wish.own.items()}
+            further["own_questions_sha256"] = digest(own)
         return {
             "schema": SCHEMA,
             "endpoint": self.port.identity,
@@ -97,7 +101,7 @@ class PortPlan:
             "texts_sha256": digest(self.texts),
             "variants": {},
             "versions": installed(("ropext",)),
-            **of_texts,
+            **further,
         }
 
     def workdir(self, output: Path, command: Sequence[str]) -> Workdir:
@@ -124,6 +128,11 @@ def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> P
     hay: tuple[str, ...] = ()
     if options.haystack == "text":
         hay = sentences_of(texts)
+    own = dict[OwnTask, tuple[OwnQuestion, ...]]()
+    for task in options.asked:
+        if isinstance(task, OwnTask):
+            context = lengths[-1] if window is None else window[0]
+            own[task] = read_questions(task, context, lengths, options.seed)
     wish = Wish(
         options.asked,
         lengths,
@@ -132,6 +141,7 @@ def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> P
         options.seed,
         options.api,
         hay,
+        own,
     )
     counting = counting_of(port, options.tokenizer)
     plan = PortPlan(options, port, plain, counting, window, wish, tuple(texts), losses)
@@ -232,8 +242,10 @@ def plan_lines(plan: PortPlan) -> list[str]:
         f"{port.server.root} serves {port.model} with {limit}; prompts are counted by "
         f"{plan.counting.how}"
     ]
-    if plan.wish.tasks:
+    if plan.wish.bundled:
         lines.append(_questions_line(plan))
+    for task, asked in plan.wish.own.items():
+        lines.append(f"{task}: {len(asked)} questions of {task.source_name}")
     if plan.window is None:
         lines.append(
             "no truncated baseline: neither --context nor --against gives the trained context"
@@ -259,7 +271,7 @@ def _questions_line(plan: PortPlan) -> str:
     wish = plan.wish
     at_each = sum(
         len(depths)
-        for task in wish.tasks
+        for task in wish.bundled
         for _, depths in find_task(task).groups(wish.depths, wish.items)
     )
     least = deciding_questions()
@@ -270,7 +282,7 @@ def _questions_line(plan: PortPlan) -> str:
             if length > plan.window[0] or plan.plain is not None:
                 tokens += at_each * min(length, plan.window[0])
     line = (
-        f"{', '.join(wish.tasks)}: {at_each} questions at each of {lengths_text(wish.lengths)}, at "
+        f"{', '.join(wish.bundled)}: {at_each} questions at each of {lengths_text(wish.lengths)}, at "
         f"most {tokens:,} tokens"
     )
     if at_each >= least:

@@ -2,13 +2,14 @@
 their text cut to a window."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from ropext.base.jsontext import Json
 from ropext.endpoint.counting import Count, Counting
-from ropext.options.tasks import Worded, find_task, wording_of
+from ropext.options.tasks import OwnTask, Worded, find_task, wording_of
 from ropext.options.tasks.asking import Asked, Order, split_sentences
 from ropext.options.tasks.item import Request, TooShort, derived_rng
+from ropext.options.tasks.own import OwnQuestion, too_long
 from ropext.results.measurement import Store
 
 LEAST_ROOM = 32  # tokens for an answer that says more than what is asked for
@@ -35,7 +36,7 @@ class Question:
 
     def prompt(self, api: str) -> str:
         """A user's words; to a model that goes on with a text, also how its answer begins."""
-        if api == "chat":
+        if api == "chat" or not self.asked.opening:
             return self.asked.prompt
         return f"{self.asked.prompt}\n{self.asked.opening}"
 
@@ -51,11 +52,17 @@ class Wish:
     seed: int
     api: str
     hay: tuple[str, ...] = ()  # sentences of the user's texts
+    own: Mapping[OwnTask, tuple[OwnQuestion, ...]] = field(default_factory=dict)
+
+    @property
+    def bundled(self) -> list[str]:
+        """Return the tasks of ropext."""
+        return [task for task in self.tasks if task not in self.own]
 
     def groups(self) -> Iterator[tuple[int, str, int, tuple[float, ...]]]:
         """Length, task, index and depths of every haystack, the shortest first."""
         for length in self.lengths:
-            for task in self.tasks:
+            for task in self.bundled:
                 for index, depths in find_task(task).groups(self.depths, self.items):
                     yield length, task, index, depths
 
@@ -75,6 +82,9 @@ def counts_of(wish: Wish, counting: Counting) -> dict[str, Count]:
 
 def _of_kind(task: str, wish: Wish) -> str:
     """A text such as a task has."""
+    for own, questions in wish.own.items():
+        if own == task:
+            return questions[0].text[:KIND]
     worded = wording_of(task)
     units = worded.least
     text = ""
@@ -105,6 +115,26 @@ def build(wish: Wish, counts: dict[str, Count], kept: Store) -> Iterator[list[Qu
             continue
         kept.put(name, [asdict(question) for question in questions])
         yield questions
+    for own in wish.own:
+        yield from _own(wish, own, counts[own])
+
+
+def _own(wish: Wish, task: OwnTask, count: Count) -> Iterator[list[Question] | str]:
+    """Yield the user's own questions, each alone, and a sentence about those that are too long."""
+    sizes = list[int]()
+    for index, one in enumerate(wish.own[task]):
+        question = Question(str(task), 0, index, one.asked, 0, 0)
+        counted = count(question.prompt(wish.api))
+        # No server says how many tokens an answer has; two characters are rarely more than one.
+        answer = max(LEAST_ROOM, len(one.asked.written) // 2)
+        room = one.room(counted, answer)
+        length = one.place(one.size(counted, answer), wish.lengths)
+        if length is None:
+            sizes.append(one.size(counted, answer))
+        else:
+            yield [replace(question, length=length, room=room, counted=counted)]
+    if sizes:
+        yield too_long(task, sizes, len(wish.own[task]), wish.lengths[-1])
 
 
 def _built(wish: Wish, count: Count, task: str, wanted: Request) -> list[Question]:

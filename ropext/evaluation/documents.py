@@ -1,14 +1,13 @@
 """Choose the documents and their lengths, and build the questions and their haystack, with warnings
 about them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
 from ropext.base.errors import InputError, UsageError
-from ropext.base.inputs import CONFIG_LIMIT, read_bytes
+from ropext.base.jsontext import json_lines
 from ropext.base.lengths import doubling_grid, length_text, lengths_text
 from ropext.evaluation.corpus import (
     Corpus,
@@ -25,6 +24,7 @@ from ropext.options.evaluate import Evaluate, Measuring
 from ropext.options.tasks import (
     Haystack,
     Item,
+    OwnTask,
     check_amount,
     find_task,
     noise,
@@ -33,6 +33,7 @@ from ropext.options.tasks import (
     running_text,
 )
 from ropext.options.tasks.item import TooShort
+from ropext.options.tasks.own import own_items, read_questions
 from ropext.options.tasks.passages import KnownAnswer
 from ropext.results import EXTENDED
 from ropext.results.values import FEWEST_DOCUMENTS
@@ -178,23 +179,47 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
 
 
 def build_questions(
-    options: Evaluate, lengths: Sequence[int], encoder: DocumentEncoder, corpus: Corpus | None
+    options: Evaluate,
+    context: int,
+    lengths: Sequence[int],
+    encoder: DocumentEncoder,
+    corpus: Corpus | None,
 ) -> tuple[tuple[tuple[Item, ...], ...], list[str]]:
-    """Return the groups of questions, and warnings about lengths that are too short for a task.
+    """Return the groups of questions, and warnings about questions that are left out."""
+    names = [name for name in options.tasks if not isinstance(name, OwnTask)]
+    groups, left_out = _bundled_questions(options, names, lengths, encoder, corpus)
+    for task in options.tasks:
+        if isinstance(task, OwnTask):
+            questions = read_questions(task, context, lengths, options.seed)
+            items, warnings = own_items(task, questions, encoder, lengths, options.seed)
+            groups += items
+            left_out += warnings
+    return tuple(groups), left_out
+
+
+def _bundled_questions(
+    options: Evaluate,
+    names: Sequence[str],
+    lengths: Sequence[int],
+    encoder: DocumentEncoder,
+    corpus: Corpus | None,
+) -> tuple[list[tuple[Item, ...]], list[str]]:
+    """Return the questions of ropext's tasks, and warnings about lengths that are too short for a
+    task.
 
     A length that the user gave is never left out: if items do not fit, raise the error of the task
     that needs most.
     """
-    if not options.tasks:
-        return (), []
-    tokens = len(options.tasks) * options.items * len(options.depths) * sum(lengths)
+    if not names:
+        return [], []
+    tokens = len(names) * options.items * len(options.depths) * sum(lengths)
     check_amount(tokens, "give fewer --items or --depths, or shorter --lengths")
     around = _haystack(options.haystack, encoder, corpus)
     before = 0 if encoder.bos is None else 1  # the BOS in front of a prompt
     groups = list[tuple[Item, ...]]()
     left_out = dict[str, UsageError]()
     known = read_passages(options.passages) if options.passages else ()
-    for name in options.tasks:
+    for name in names:
         task = find_task(name)
         task = passages.over(task, known) if known else task
         for length in lengths:
@@ -215,7 +240,7 @@ def build_questions(
                 left_out[f"[left-out] {name} is left out at {length_text(length)}: {error}"] = error
     if left_out and (options.lengths or not groups):
         raise max(left_out.values(), key=lambda error: getattr(error, "needed", 0))
-    return tuple(groups), list(left_out)
+    return groups, list(left_out)
 
 
 def read_passages(path: str) -> tuple[KnownAnswer, ...]:
@@ -223,36 +248,20 @@ def read_passages(path: str) -> tuple[KnownAnswer, ...]:
     [...]}."""
     if not Path(path).is_file():
         raise InputError(f"--passages {path} is no file")
-    known = []
-    for number, line in enumerate(read_bytes(Path(path), CONFIG_LIMIT).splitlines(), 1):
-        if not line.strip():
-            continue
-        answer = _known_answer(line)
-        if answer is None:
+    known = list[KnownAnswer]()
+    for where, row in json_lines(Path(path)):
+        question = row.get("question")
+        answers = row.get("answers")
+        texts = row.get("passages")
+        if not _is_text(question) or not _are_texts(answers) or not _are_texts(texts):
             raise InputError(
-                f"--passages {path}, line {number}: not a JSON object with a question, a list of "
-                "answers and a list of passages, none of them empty"
+                f"--passages {where}: not a JSON object with a question, a list of answers and a "
+                "list of passages, none of them empty"
             )
-        known.append(answer)
+        known.append(KnownAnswer(question, tuple(answers), tuple(texts)))
     if not known:
         raise InputError(f"--passages {path} is empty")
     return tuple(known)
-
-
-def _known_answer(line: bytes) -> KnownAnswer | None:
-    """Return the question of one line; None if something is missing, empty or of another type."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict):
-        return None
-    question = row.get("question")
-    answers = row.get("answers")
-    passages_given = row.get("passages")
-    if not _is_text(question) or not _are_texts(answers) or not _are_texts(passages_given):
-        return None
-    return KnownAnswer(question, tuple(answers), tuple(passages_given))
 
 
 def _is_text(value: object) -> TypeGuard[str]:

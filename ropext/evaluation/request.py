@@ -158,7 +158,7 @@ def prepare(
         lineup, options, encoder, stops=needs_target, words=words
     )
     overlaps, seen = overlaps_of(lineup, corpus, options.haystack == "text")
-    questions, left_out = build_questions(options, grid, encoder, corpus)
+    questions, left_out = build_questions(options, lineup.context, grid, encoder, corpus)
     labels = [variant.label for variant in lineup.variants]
     if options.kl and BASE not in labels:
         raise UsageError("--kl: there is no base to hold models against; name it with --base MODEL")

@@ -212,7 +212,7 @@ def python_type(info: FieldInfo) -> object:
         kind = str | Callable[..., object]
     elif role in PLACE_ROLES and not is_list:
         kind = str | Path
-    if is_list and role is Role.METHOD:
+    if is_list and role in (Role.METHOD, Role.TASKS):
         kind = str | Callable[..., object] | Sequence[str | Callable[..., object]]
     elif is_list:
         kind = str | Sequence[kind]  # type: ignore[valid-type]

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from ropext.base.errors import UsageError
-from ropext.options.evaluate import Evaluate, Measuring
+from ropext.options.evaluate import Evaluate, Measuring, TaskNames
 from ropext.options.fields import (
     LONGEST_TARGET,
     Content,
@@ -18,11 +18,10 @@ from ropext.options.fields import (
     Served,
     Trait,
     Whole,
-    Words,
     flag,
     wanted,
 )
-from ropext.options.tasks import MOST_ITEMS, all_named, wording_of
+from ropext.options.tasks import MOST_ITEMS, OwnTask, wording_of
 
 MOST_DEPTHS = 64  # needles in one text
 
@@ -78,9 +77,7 @@ class AskPort(Measuring):
     context: Served[Length | None] = wanted(
         None, "tokens the model was trained on, if its config misstates them"
     )
-    tasks: Served[Annotated[Words, AfterValidator(all_named)]] = wanted(
-        (), "retrieval tasks", "LIST"
-    )
+    tasks: Served[TaskNames] = wanted((), "retrieval tasks", "LIST")
     items: Served[Annotated[Whole, Field(ge=1, le=MOST_ITEMS)]] = wanted(
         8, "retrieval items per task, length and depth"
     )
@@ -125,7 +122,8 @@ def port_options(given: Mapping[str, Any]) -> AskPort:
     if options.quick and "items" not in given:
         options = options.changed(items=1)
     for name in options.asked:
-        wording_of(name)
+        if not isinstance(name, OwnTask):
+            wording_of(name)
     if options.lengths and options.lengths[-1] > LONGEST_TARGET:
         raise UsageError(f"--lengths go up to {LONGEST_TARGET} tokens")
     if options.haystack == "text" and options.data is None:

@@ -2,10 +2,12 @@
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, WrapValidator, model_validator
 
 from ropext import scaling
 from ropext.base.errors import UsageError
@@ -31,20 +33,45 @@ from ropext.options.fields import (
     Numbers,
     Options,
     Panel,
+    Role,
     Seed,
     Served,
     Stored,
     Whole,
     Words,
+    listed,
     wanted,
 )
-from ropext.options.tasks import MOST_ITEMS, RULER, TASKS, all_named, find_task
+from ropext.options.tasks import MOST_ITEMS, RULER, TASKS, OwnTask, all_named, is_in_words
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FAMILIES = [task.name for task in TASKS if not task.ruler]
 IN_TOKEN_IDS = [task.name for task in TASKS if not task.in_words]
+
+
+def _tasks(value: object, check: Callable[[object], object]) -> tuple[str, ...]:
+    """Read names of tasks, files of questions, and from Python functions."""
+    words = value
+    if isinstance(value, str) and not isinstance(value, OwnTask):
+        words = value.split(",")
+    elif callable(value) or isinstance(value, OwnTask | Path):
+        words = [value]
+    if not isinstance(words, list | tuple):
+        check(value)
+        return ()
+    given = list[object]()
+    for word in words:
+        if isinstance(word, str) and not isinstance(word, OwnTask):
+            word = word.strip()
+        if word != "":
+            given.append(word)
+    check(tuple(word for word in given if not callable(word) and not isinstance(word, Path)))
+    return all_named(given)
+
+
+TaskNames = Annotated[tuple[str, ...], WrapValidator(_tasks), listed("string"), Role.TASKS]
 TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harness
 
 
@@ -143,9 +170,10 @@ class Measuring(DocumentOptions):
         panel=Panel.DATA,
         basic=True,
     )
-    tasks: Served[Annotated[Words, AfterValidator(all_named)]] = wanted(
+    tasks: Served[TaskNames] = wanted(
         (),
-        f"retrieval tasks: {', '.join(FAMILIES)}; {RULER} = the thirteen of RULER",
+        f"retrieval tasks: {', '.join(FAMILIES)}; {RULER} = the thirteen of RULER; FILE.jsonl = "
+        "your own questions",
         "LIST",
         panel=Panel.DATA,
         basic=True,
@@ -312,7 +340,7 @@ class Evaluate(SelfExtend, Measuring):
             return self
         for_words = "--chat is for tasks that are asked in words, and"
         for name in self.tasks:
-            if not find_task(name).in_words:
+            if not is_in_words(name):
                 raise UsageError(f"{for_words} {name} is none")
         if not self.tasks and not self.lm_eval:
             raise UsageError(f"{for_words} none is given (--tasks)")

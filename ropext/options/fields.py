@@ -109,12 +109,13 @@ class Role(Enum):
     TOKENS = "a count of tokens, which may be written as 4k or 1m"
     DOCUMENTS = "documents that are read: a file, a folder, or a datasets id"
     METHOD = "a method, by its name, or from Python a function"
+    TASKS = "retrieval tasks: names, files of questions, or from Python functions"
     MODEL = "a model that is read: a directory, a file, or a hub id"
     PATH = "a local file or folder that is read"
     OUTPUT = "a local folder that is written"
 
 
-READ_ROLES = (Role.DOCUMENTS, Role.MODEL, Role.PATH)
+READ_ROLES = (Role.DOCUMENTS, Role.MODEL, Role.PATH, Role.TASKS)
 LOCAL_ROLES = (Role.PATH, Role.OUTPUT)
 PLACE_ROLES = (*READ_ROLES, Role.OUTPUT)
 
@@ -477,17 +478,27 @@ def _marks(declared: Any) -> Iterator[Any]:
         yield from _marks(part)
 
 
-def reads(values: Mapping[str, Any], kind: type[Options]) -> dict[str, str]:
-    """Return the places that options of this class read, by flag, for the guard. Texts in memory
-    have no place and are left out."""
-    named = dict[str, str]()
+def reads(values: Mapping[str, Any], kind: type[Options]) -> dict[str, list[str]]:
+    """Return the places that options of this class read, by flag, for the guard."""
+    named = dict[str, list[str]]()
     for name, value in values.items():
         info = kind.model_fields.get(name)
-        if info is None or role_of(info) not in READ_ROLES:
-            continue
-        if isinstance(value, str) and not isinstance(value, Texts):
-            named[flag(name)] = value
+        if info is not None and role_of(info) in READ_ROLES:
+            named[flag(name)] = places_in(value)
     return named
+
+
+def places_in(value: object) -> list[str]:
+    """Return the places in the value of an option. Texts in memory have none, nor have names of
+    tasks."""
+    if isinstance(value, Texts):
+        return []
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, tuple):
+        return []
+    sources = [getattr(task, "source", None) for task in value]  # of tasks.OwnTask
+    return [source for source in sources if isinstance(source, str)]
 
 
 class ValueKind(NamedTuple):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,6 +65,7 @@ from ropext.options.fields import (
     wanted,
     wish,
 )
+from ropext.options.tasks.own import with_place
 from ropext.options.training import Finetune, Fit, FitSettings
 
 PLAN = "plan"
@@ -234,7 +236,8 @@ class Recipe(Options):
         """Return all values, also the defaults, with places as they were written."""
         out = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for loc, entry in self.source.entries.items():
-            if role_at(loc) not in PLACE_ROLES or not isinstance(entry.value, str):
+            is_place = role_at(loc) in PLACE_ROLES and isinstance(entry.value, str)
+            if not is_place and role_at(loc) is not Role.TASKS:
                 continue
             section = out[loc[0]] if loc[1:] else out
             section[loc[-1]] = entry.value
@@ -491,8 +494,18 @@ def _placed(loc: Loc, entry: Entry) -> Any:
     """Return a value; if it is a place, as seen from here. Hub ids, `ropext://` names and absolute
     paths stay as they are; a relative path counts from the recipe's folder."""
     value = entry.value
+    if role_at(loc) is Role.TASKS and isinstance(value, str):
+        value = value.split(",")
+    if role_at(loc) is Role.TASKS and isinstance(value, list):
+        placed = partial(_place, loc, entry)
+        return [with_place(w.strip(), placed) if isinstance(w, str) else w for w in value]
     if role_at(loc) not in PLACE_ROLES or not isinstance(value, str):
         return dict(value) if isinstance(value, dict) else value
+    return _place(loc, entry, value)
+
+
+def _place(loc: Loc, entry: Entry, value: str) -> str:
+    """Return a place as seen from here."""
     if not value.strip():
         dotted = ".".join(loc)
         raise InputError(f"{entry.where}: {dotted} is empty; name a place, or leave the key out")

@@ -17,6 +17,7 @@ from ropext.options.fields import (
     READ_ROLES,
     Role,
     flag,
+    places_in,
     spelled,
 )
 from ropext.options.recipe import (
@@ -109,7 +110,8 @@ def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> N
                 continue
             is_later = name == "data" and section != EXTEND
             of_file = f"{section}.{spelled(name)}"
-            read[of_file if recipe.source.file else flag(section if is_later else name)] = value
+            of_flag = flag(section if is_later else name)
+            read[of_file if recipe.source.file else of_flag] = places_in(value)
     judged = recipe.source.entries.get((EVALUATE, "fail_if"))
     folder = judged.folder if judged else Path()
     read["--fail-if"] = [folder / split_spec(g.run)[0] for g in gates_of(recipe) if g.run]

@@ -33,9 +33,9 @@ def plan_port(
 
     Refuse a gate about anything else, and an output over, in or around an input.
     """
-    guard.check(reads(given, AskPort), {"--output": output})
-    check_unlocked(output)
     options = port_options(given)
+    guard.check(reads(dict(options), AskPort), {"--output": output})
+    check_unlocked(output)
     if options.data is not None:
         from ropext.evaluation.corpus import (
             require_data,  # late: most evaluations of a server need no texts

@@ -16,7 +16,7 @@ from ropext.base.workdir import Flat, beside, release, remove
 from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, rewrite
 from ropext.files.checkpoint.staging import recover, remove_output
 from ropext.files.checkpoint.unchanged import check_unchanged
-from ropext.options.fields import CONTENT, FILES, NUMBERS, Options
+from ropext.options.fields import CONTENT, FILES, NUMBERS, Options, reads
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.work import USED, RunContext
 from ropext.results.overlap import both, from_json, trained_in
@@ -33,6 +33,9 @@ def section_key(name: str, options: Options | None, hashes: Hashes, *words: str)
     how: dict[str, Any] = {"mode": "json", "by_alias": True, "exclude_none": True}
     key = options.deciding(*words or (NUMBERS, FILES), **how)
     key |= {k: hashes.of_data(place) for k, place in options.deciding(CONTENT, **how).items()}
+    for flag, places in reads(dict(options), type(options)).items():
+        if flag == "--tasks":
+            key["questions"] = [hashes.of_data(place) for place in places]
     return {f"{name}.{k}": value for k, value in key.items() if value != []}
 
 

@@ -20,9 +20,16 @@ from ropext.base.atomic import write_whole
 from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import Json, JsonObject, digest, fields_of, values_json, write_json
 from ropext.base.lengths import length_text
-from ropext.options.tasks import RULER, TASK_NAMES
+from ropext.options.tasks import RULER
 from ropext.results import BASE, EXTENDED, SCHEMA
-from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
+from ropext.results.metrics import (
+    DOCUMENTS,
+    ReadText,
+    TextPair,
+    judged,
+    text_differences,
+    text_values,
+)
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, EvaluationSettings, Reading, strided_values
@@ -57,7 +64,7 @@ class MeasuredModel:
 
     def mark_at(self, name: str) -> str:
         """Return the mark next to a number of a task, or of a perplexity."""
-        return self.mark(questions=name in TASK_NAMES)
+        return self.mark(questions=judged(name).unit != DOCUMENTS)
 
     def mark(self, *, questions: bool = False) -> str:
         """Return the mark of numbers over documents; with `questions`, of questions about these

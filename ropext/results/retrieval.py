@@ -38,7 +38,10 @@ REFUSED = "refused"
 TRUNCATED = "truncated"
 NO_ANSWER = "no answer"
 OUTCOMES = (FOUND, MISSED, REFUSED, TRUNCATED, NO_ANSWER)
-ONE_HAYSTACK = frozenset(task.name for task in TASKS if task.one_haystack or task.in_words)
+# In these tasks each depth has a haystack of its own.
+MANY_HAYSTACKS = frozenset(
+    task.name for task in TASKS if not task.one_haystack and not task.in_words
+)
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ def haystack_numbers(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
     haystacks = list[int]()
     for place, item in enumerate(items):
         key: object = place
-        if item.task in ONE_HAYSTACK:
+        if item.task not in MANY_HAYSTACKS:
             key = (item.task, item.length, item.index)
         haystacks.append(numbers.setdefault(key, len(numbers)))
     return np.array(haystacks, np.intp)

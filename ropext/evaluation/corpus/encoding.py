@@ -192,10 +192,10 @@ class DocumentEncoder:
             )
         )
 
-    def render(self, content: str, opening: str) -> str:
+    def render(self, content: str, opening: str, between: str = "\n") -> str:
         """Return a prompt, plain or as a user's turn, and the beginning of its answer."""
         if not self.chat:
-            return f"{content}\n{opening}"
+            return f"{content}{between}{opening}"
         if not getattr(self.tokenizer, "chat_template", None):
             raise InputError("--chat needs a chat template, and this tokenizer has none")
         prompt = self.converse([{"role": "user", "content": content}], opening=True)

@@ -20,6 +20,7 @@ from ropext.options.tasks.item import (
     repetition,
     running_text,
 )
+from ropext.options.tasks.own import SUFFIX, OwnTask, own_task
 
 TASKS: tuple[Task, ...] = (
     passkey.TASK,
@@ -45,8 +46,16 @@ def find_task(name: str) -> Task:
     known = ", ".join(task.name for task in TASKS)
     raise UsageError(
         f"there is no retrieval task {name!r}; --tasks takes {known}, {RULER} (its "
-        f"{len(THIRTEEN)} together)"
+        f"{len(THIRTEEN)} together), and files of your own questions (FILE{SUFFIX})"
     )
+
+
+def is_in_words(name: str) -> bool:
+    """Return whether a task's prompts are text, by its name; the user's own questions are."""
+    for task in TASKS:
+        if task.name == name:
+            return task.in_words
+    return True
 
 
 def wording_of(name: str) -> Worded:
@@ -61,15 +70,24 @@ def wording_of(name: str) -> Worded:
     )
 
 
-def all_named(names: Sequence[str]) -> tuple[str, ...]:
+def all_named(words: Sequence[object]) -> tuple[str, ...]:
     """Return the tasks that `--tasks` names, each once; `ruler` means its thirteen."""
-    expanded = list[str]()
-    for name in names:
-        if name == RULER:
-            expanded += THIRTEEN
+    named = dict[str, str]()
+    for word in words:
+        task = own_task(word, TASK_NAMES)
+        if task == RULER:
+            named |= dict.fromkeys(THIRTEEN, "")
+        elif isinstance(task, OwnTask):
+            before = named.get(task)
+            if isinstance(before, OwnTask) and before.source != task.source:
+                raise UsageError(
+                    f"--tasks: {before.source_name} and {task.source_name} are both called {task}; "
+                    f"name one of them: NAME=FILE{SUFFIX}"
+                )
+            named[task] = task
         else:
-            expanded.append(find_task(name).name)
-    return tuple(dict.fromkeys(expanded))
+            named[find_task(str(task)).name] = ""
+    return tuple(task or name for name, task in named.items())
 
 
 __all__ = [
@@ -80,12 +98,14 @@ __all__ = [
     "Encoder",
     "Haystack",
     "Item",
+    "OwnTask",
     "Task",
     "TaskWithWording",
     "Worded",
     "all_named",
     "check_amount",
     "find_task",
+    "is_in_words",
     "noise",
     "repetition",
     "running_text",

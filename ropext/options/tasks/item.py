@@ -36,8 +36,14 @@ class Asker(Encoder, Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
-    def render(self, content: str, opening: str) -> str:
-        """Return a prompt whose answer begins with `opening`: plain, or through a chat template."""
+    @property
+    def bos(self) -> int | None:
+        """Return the token that a reader puts before a prompt, if there is one."""
+        ...
+
+    def render(self, content: str, opening: str, between: str = "\n") -> str:
+        """Return a prompt whose answer begins with `opening`: plain, or through a chat template,
+        which itself decides what is between the two."""
         ...
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ropext.base.atomic import write_bytes
 from ropext.base.table import with_rows
-from ropext.options.tasks import find_task
+from ropext.options.tasks import is_in_words
 from ropext.results import BASE, rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
@@ -168,7 +168,7 @@ def heat_pictures_of(measured: Iterable[Measurement]) -> Drawn:
     for task, cells_of_models in maps.items():
         caption = f"Retrieval, {task}: depth by length"
         scale = "share answered exactly"
-        if find_task(task).in_words:
+        if is_in_words(task):
             scale = "share named"
         picture = plots.heat_maps(caption, scale, cells_of_models)
         drawn[f"retrieval-{task}"] = (caption, picture)

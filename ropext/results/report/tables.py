@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ropext.base.lengths import length_text
 from ropext.base.table import BLANK, Number, Table, with_rows
-from ropext.options.tasks import RULER, THIRTEEN, find_task
+from ropext.options.tasks import RULER, THIRTEEN, is_in_words
 from ropext.results import BASE, EXTENDED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.overlap import marked
@@ -446,7 +446,7 @@ def score_text(tasks: Iterable[str]) -> str:
     share_named = "mean share of the asked items that the answer names"
     if FOUND in names:  # a server's answers, in words
         return share_named
-    in_words = [task for task in names if task == RULER or find_task(task).in_words]
+    in_words = [task for task in names if task == RULER or is_in_words(task)]
     if not in_words:
         return "share of questions answered exactly"
     text = share_named
@@ -466,7 +466,7 @@ def _retrieved(run: Measurement, task: str) -> list[Column]:
 
 def _task_table(run: Measurement, task: str) -> Table:
     right = "share of questions for which every answer token is the model's first choice"
-    if find_task(task).in_words:
+    if is_in_words(task):
         right = "share of the asked items that greedy decoding names"
     note = (
         f"{right}, with its 95 % Wilson interval (questions over one "

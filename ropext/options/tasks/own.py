@@ -1,0 +1,334 @@
+"""The user's own questions: the lines of a JSONL file, or the rows that a Python function returns.
+
+A line is {"input": TEXT, "outputs": [TEXT, ...]}, if wanted with "answer_prefix" and "length", as
+RULER's generators write it (Hsieh et al. 2024). The prompt is the input with the prefix behind it.
+The score of an answer is the share of the outputs that it contains (RULER's string_match_all).
+"""
+
+import os
+import re
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from ropext.base.errors import InputError, UsageError, class_name
+from ropext.base.inputs import check_names, from_home
+from ropext.base.jsontext import json_lines
+from ropext.base.lengths import length_text
+from ropext.options.tasks.asking import Asked, match
+from ropext.options.tasks.item import Asker, Item, check_amount
+
+SUFFIX = ".jsonl"
+MOST_QUESTIONS = 10_000  # of one task
+ANSWER_ROOM = 128  # tokens; the most that RULER's tasks give an answer
+LONGEST_NAME = 60  # characters
+# Names of other numbers at a length; tests compare them with the metrics of results.
+RESERVED = (
+    *("tail", "cumulative", "yarn", "bpb", "in_window", "gain", "kl", "agreement", "rounding"),
+    *("hf_stride", "short_tax", "effective_context", "ruler_context", "found"),
+)
+FIELDS = '"input" (a text) and "outputs" (a list of texts, none empty)'
+
+
+class OwnTask(str):
+    """A task of the user's. The string itself is its name, which metrics, gates and keys have."""
+
+    source: str | Callable[..., Any]  # the path of its questions, or a function that returns them
+
+    def __new__(cls, name: str, source: str | Callable[..., Any]) -> Self:
+        task = super().__new__(cls, name)
+        task.source = source
+        return task
+
+    @property
+    def source_name(self) -> str:
+        """Return the source for a message."""
+        if isinstance(self.source, str):
+            return self.source
+        return f"the function {self}"
+
+
+def own_task(word: object, bundled: Collection[str]) -> object:
+    """Return the task that a file or a function is; every other word of --tasks as it is."""
+    if isinstance(word, OwnTask):
+        return word
+    if callable(word):
+        name = _clean(_name_of(word))
+        return OwnTask(_checked(name, f"the function {name}", bundled), word)
+    if isinstance(word, Path):
+        word = str(word)
+    if not isinstance(word, str) or not _is_file(word):
+        return word
+    name, place = _split(word)
+    if not name:
+        name = _clean(Path(place).stem)
+    path = str(from_home(place))
+    return OwnTask(_checked(name, path, bundled), path)
+
+
+def with_place(word: str, placed: Callable[[str], str]) -> str:
+    """Return a word of --tasks with its file's path as `placed` gives it; a name as it is."""
+    if not _is_file(word):
+        return word
+    name, place = _split(word)
+    if name:
+        return f"{name}={placed(place)}"
+    return placed(place)
+
+
+def _is_file(word: str) -> bool:
+    return word.lower().endswith(SUFFIX) or "/" in word or "\\" in word
+
+
+def _split(word: str) -> tuple[str, str]:
+    """Return name and path of NAME=FILE; the name is empty if only the path is given."""
+    name, equals, place = word.partition("=")
+    if equals and name == _clean(name):
+        return name, place
+    return "", word
+
+
+def _clean(name: str) -> str:
+    """Return a name that a metric and a gate can have: letters, digits, hyphens and underscores."""
+    clean = re.sub(r"[^\w-]", "_", name)[:LONGEST_NAME]
+    if re.match(r"[A-Za-z_]", clean):
+        return clean
+    return f"_{clean}"
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
+
+
+def _checked(name: str, source: str, bundled: Collection[str]) -> str:
+    """Return a name of a task; refuse one that another number has."""
+    if name in bundled:
+        kind = "a retrieval task of ropext"
+    elif name in RESERVED or name.endswith("_nll"):
+        kind = "another number"
+    else:
+        return name
+    raise UsageError(
+        f"--tasks: the questions of {source} would be called {name}, as {kind} is; rename it, or "
+        f"give NAME=FILE{SUFFIX}"
+    )
+
+
+@dataclass(frozen=True)
+class OwnQuestion:
+    """One question of the user's."""
+
+    text: str
+    outputs: tuple[str, ...]
+    prefix: str = ""  # begins the answer
+    length: int | None = None  # tokens of the prompt and of the room for its answer, if stated
+    where: str = ""  # file and line, for messages
+    is_made_for: bool = False  # a function made it for this length and no other
+
+    @property
+    def asked(self) -> Asked:
+        """Return the question as a server is asked it."""
+        return Asked(self.text, self.prefix, "", self.outputs)
+
+    def room(self, prompt: int, answer: int) -> int:
+        """Return the tokens that an answer may take, by the tokens of prompt and right answer.
+
+        It is the rest of a stated length, as in RULER, and at most 128 unless the right answer is
+        longer.
+        """
+        room = ANSWER_ROOM
+        if self.length is not None:
+            room = min(room, self.length - prompt)
+        return max(room, answer)
+
+    def size(self, prompt: int, answer: int) -> int:
+        """Return the tokens that the question takes: as stated, or what a tokenizer needs if that
+        is more."""
+        if self.length is None:
+            return prompt + max(ANSWER_ROOM, answer)
+        return max(self.length, prompt + answer)
+
+    def place(self, size: int, lengths: Sequence[int]) -> int | None:
+        """Return the shortest of the lengths that holds the question; None if none does."""
+        for length in lengths:
+            if size <= length and not (self.is_made_for and length != self.length):
+                return length
+        return None
+
+
+def read_questions(
+    task: OwnTask, context: int, lengths: Sequence[int], seed: int
+) -> tuple[OwnQuestion, ...]:
+    """Return the questions of a task: all lines of its file, or what its function returns for each
+    length."""
+    found = list[OwnQuestion]()
+    if isinstance(task.source, str):
+        path = Path(task.source)
+        check_names(path)
+        if not path.is_file():
+            raise InputError(f"--tasks {path} is no file")
+        rows = ((where, row, None) for where, row in json_lines(path))
+        _collect(rows, str(path), found)
+    else:
+        for length in lengths:
+            made = _made(task, task.source, (context, length, seed))
+            _collect(_rows_of(task, made, length), f"the function {task}", found)
+    if not found:
+        raise InputError(f"--tasks {task.source_name} has no question")
+    return tuple(found)
+
+
+Row = tuple[str, Mapping[str, Any], int | None]  # its place, its fields, and the length asked for
+
+
+def _collect(rows: Iterable[Row], source: str, found: list[OwnQuestion]) -> None:
+    """Add the questions of rows, each checked; refuse one that is asked twice, or too many."""
+    seen = {(question.text, question.prefix): question.where for question in found}
+    for where, row, length in rows:
+        question = _question(where, row, length)
+        if len(found) >= MOST_QUESTIONS:
+            raise InputError(f"{source} has more than {MOST_QUESTIONS:,} questions; split it")
+        prompt = question.text, question.prefix
+        if prompt in seen:
+            raise InputError(f"{where} repeats the question of {seen[prompt]}; leave one out")
+        seen[prompt] = where
+        found.append(question)
+
+
+def _question(where: str, row: Mapping[str, Any], length: int | None) -> OwnQuestion:
+    """Return the question of one row; `length` is the one that a function made it for."""
+    for field in ("input", "outputs"):
+        if field not in row:
+            there = ", ".join(map(str, list(row)[:8])) or "no field"
+            raise InputError(f"{where} has no {field!r}: a question has {FIELDS}; found {there}")
+    text = _text(where, "input", row["input"])
+    outputs = row["outputs"]
+    if not isinstance(outputs, list | tuple) or not outputs:
+        raise InputError(f"{where}: 'outputs' is {_shown(outputs)}; expected a list of texts")
+    texts = tuple(_text(where, "outputs", output) for output in outputs)
+    prefix = ""
+    if row.get("answer_prefix"):
+        prefix = _text(where, "answer_prefix", row["answer_prefix"])
+    stated = row.get("length")
+    if stated is not None and (type(stated) is not int or stated < 1):
+        raise InputError(f"{where}: 'length' is {_shown(stated)}; expected a number of tokens")
+    if length is not None:
+        return OwnQuestion(text, texts, prefix, length, where, is_made_for=True)
+    return OwnQuestion(text, texts, prefix, stated, where)
+
+
+def _text(where: str, field: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{where}: {field!r} holds {_shown(value)}; expected a text, not empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            f"{where}: {field!r} holds half of a surrogate pair, which is no character"
+        ) from None
+    return value
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:60]
+
+
+def _made(task: OwnTask, function: Callable[..., Any], given: tuple[int, int, int]) -> object:
+    """Return what the user's function returns; turn its exception into one sentence."""
+    try:
+        return function(*given)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = ""
+        if place.filename != __file__:
+            where = f" ({os.path.basename(place.filename)}, line {place.lineno})"
+        raise UsageError(f"tasks: {task}: {type(error).__name__}: {error}{where}") from error
+
+
+def _rows_of(task: OwnTask, made: object, length: int) -> Iterable[Row]:
+    """Yield the rows that a function returned for a length."""
+    if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
+        raise UsageError(
+            f"tasks: {task} must return a list of pairs (prompt, outputs), or of dicts with "
+            f"{FIELDS}; it returned {class_name(made)}"
+        )
+    for number, row in enumerate(made, 1):
+        where = f"the function {task}, question {number} at {length_text(length)}"
+        fields = row
+        if isinstance(row, list | tuple) and len(row) == 2:
+            fields = {"input": row[0], "outputs": row[1]}
+        if not isinstance(fields, Mapping):
+            raise UsageError(f"{where} is {class_name(row)}; expected (prompt, outputs) or a dict")
+        yield where, fields, length
+
+
+def too_long(task: OwnTask, sizes: Sequence[int], count: int, longest: int) -> str:
+    """Say how many of a task's questions fit no length, with their size."""
+    return (
+        f"{len(sizes)} of {count} questions of {task} are left out: they take up to "
+        f"{max(sizes):,} tokens, more than the length that they were made for or the longest of "
+        f"--lengths, {length_text(longest)}; ropext never truncates them"
+    )
+
+
+def own_items(
+    task: OwnTask,
+    questions: Sequence[OwnQuestion],
+    encoder: Asker,
+    lengths: Sequence[int],
+    seed: int,
+) -> tuple[list[tuple[Item, ...]], list[str]]:
+    """Return the questions as a model reads them, each alone, and a warning about those that fit no
+    length."""
+    before = 0 if encoder.bos is None else 1  # the BOS in front of a prompt
+    groups = list[tuple[Item, ...]]()
+    left_out = list[int]()
+    total = 0
+    for index, question in enumerate(questions):
+        prompt = tuple(encoder.encode(encoder.render(question.text, question.prefix, "")))
+        answer = _answer(question, encoder)
+        size = question.size(before + len(prompt), len(answer))
+        length = question.place(size, lengths)
+        if length is None:
+            left_out.append(size)
+            continue
+        total += size
+        check_amount(total, f"ask fewer questions of {task}")
+        item = Item(
+            task=str(task),
+            length=length - before,
+            depth=None,
+            index=index,
+            seed=seed,
+            prompt=prompt,
+            answer=answer,
+            references=question.outputs,
+            room=question.room(len(prompt), len(answer)),
+            text_hash=question.asked.digest,
+        )
+        groups.append((item,))
+    if not left_out:
+        return groups, []
+    sentence = too_long(task, left_out, len(questions), lengths[-1])
+    if not groups:
+        raise UsageError(sentence)
+    return groups, [f"[left-out] {sentence}"]
+
+
+def _answer(question: OwnQuestion, encoder: Asker) -> tuple[int, ...]:
+    """Encode the right answer, as it follows the prompt."""
+    written = question.asked.written
+    space = "" if (question.text + question.prefix)[-1:].isspace() else " "
+    answer = tuple(encoder.encode(space + written))
+    back = encoder.decode(answer)
+    if match(back, question.outputs, part=False) < 1:
+        raise UsageError(
+            f"{question.where}: this tokenizer decodes the outputs {written[:60]!r} as "
+            f"{back[:60]!r}, so no answer would be right"
+        )
+    return answer
