@@ -88,7 +88,7 @@ class PortPlan:
         if self.reads is not None:
             further |= self.reads.decides
         if self.wish.own:
-            own = {task: [vars(one) for one in asked] for task, asked in self.wish.own.items()}
+            own = {task: [one.content for one in asked] for task, asked in self.wish.own.items()}
             further["own_questions_sha256"] = digest(own)
         return {
             "schema": SCHEMA,
@@ -282,8 +282,8 @@ def _questions_line(plan: PortPlan) -> str:
             if length > plan.window[0] or plan.plain is not None:
                 tokens += at_each * min(length, plan.window[0])
     line = (
-        f"{', '.join(wish.bundled)}: {at_each} questions at each of {lengths_text(wish.lengths)}, at "
-        f"most {tokens:,} tokens"
+        f"{', '.join(wish.bundled)}: {at_each} questions at each of "
+        f"{lengths_text(wish.lengths)}, at most {tokens:,} tokens"
     )
     if at_each >= least:
         return f"{line}; with all found the interval lies above {ENOUGH:.0%} from {least} on"

@@ -88,6 +88,9 @@ def test_a_changed_file_is_noticed(tmp_path, capsys):
         count = len(fake.asked)
         assert evaluated(capsys, url, *options)[0] == 0
         assert len(fake.asked) == count + 1  # asked again, to know the model
+        moved = write(tmp_path / "moved.jsonl", rows())
+        again = ("--tasks", f"doors={moved}", *options[2:])
+        assert evaluated(capsys, url, *again)[0] == 0
         changed = rows()
         changed[0]["outputs"] = ["070"]
         write(path, changed)

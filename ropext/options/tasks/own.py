@@ -131,6 +131,11 @@ class OwnQuestion:
     is_made_for: bool = False  # a function made it for this length and no other
 
     @property
+    def content(self) -> tuple[object, ...]:
+        """Return what decides the answer and its score, wherever the question was read."""
+        return self.text, self.prefix, self.outputs, self.length
+
+    @property
     def asked(self) -> Asked:
         """Return the question as a server is asked it."""
         return Asked(self.text, self.prefix, "", self.outputs)
