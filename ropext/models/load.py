@@ -78,6 +78,8 @@ def silenced() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+            # Its name before transformers 5.24, which blames the caller's module.
+            warnings.filterwarnings("ignore", "`past_key_values` is deprecated", FutureWarning)
             yield
     finally:
         logging.set_verbosity(level)

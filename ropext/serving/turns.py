@@ -25,6 +25,7 @@ from ropext.base.errors import InputError
 from ropext.base.jsontext import Json
 from ropext.base.narration import Say
 from ropext.evaluation.forward import TokenScorer
+from ropext.models.load import silenced
 from ropext.models.tokenizer import ask
 from ropext.serving.logprobs import TokenScore, as_openai, scorer_of, scores_of
 from ropext.serving.questions import Body, Turn, questions_of
@@ -268,8 +269,9 @@ class Worker:
         Try two short questions, with these settings and without sampling.
         """
         _check_template(self.served)
-        asyncio.run(self._tried({}))
-        asyncio.run(self._tried({"temperature": 0}))
+        with silenced():
+            asyncio.run(self._tried({}))
+            asyncio.run(self._tried({"temperature": 0}))
         self.kept.forget()
 
     async def _tried(self, settings: Body) -> None:

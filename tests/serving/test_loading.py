@@ -101,3 +101,16 @@ def test_a_long_prompt_is_read_in_pieces_as_in_one(loaded, monkeypatch):
     with opened(replace(served, piece=16)) as client:
         pieces = client.ask("/v1/completions", body)[1]
     assert pieces["choices"] == whole["choices"]
+
+
+def test_the_user_sees_no_advice_of_transformers_about_its_arguments(loaded):
+    import warnings
+
+    from ropext.models.load import silenced
+    from ropext.serving.served import continues_after_cut
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with silenced():
+            assert continues_after_cut(loaded["yarn"].model)
+    assert [str(warning.message) for warning in seen] == []
