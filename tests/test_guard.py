@@ -132,7 +132,7 @@ def test_a_picture_replaces_pictures_of_ropext_alone(tmp_path, content, capsys):
 WORDS = """action attn_implementation base_model begin chat_args column data_revision depths
 device device_map dtype endpoint factor family for_loaders keys kv lengths license lm_eval
 memory method name only plain push_to_hub report_to repository revision split split_documents
-start targets tasks words"""
+start targets words"""
 # (command, its option): the words that give it a path IN; what else the command needs.
 EXTENDED = ("ext", "--data", "texts.jsonl", "-o", "OUT")
 PORT = ("--endpoint", "http://127.0.0.1:9", "--tasks", "passkey", "-o", "OUT")
@@ -169,6 +169,7 @@ PATHS = {
     ("eval", "model"): ("IN", "--tasks", "passkey", "-o", "OUT"),
     ("eval", "data"): ("base", "--data", "IN", "-o", "OUT"),
     ("eval", "passages"): ("base", "--tasks", "qa_1", "--passages", "IN", "-o", "OUT"),
+    ("eval", "tasks"): ("base", "--tasks", "passkey,IN.jsonl", "-o", "OUT"),
     ("eval", "base"): ("base", "--tasks", "passkey", "--base", "IN", "-o", "OUT"),
     ("eval", "adapter"): ("base", "--tasks", "passkey", "--adapter", "IN", "-o", "OUT"),
     ("eval", "fail_if"): ("base", "--data", "t", "--fail-if", "tail@1k > vs IN", "-o", "OUT"),

@@ -9,7 +9,7 @@ from ropext.endpoint.counting import Count, Counting
 from ropext.options.tasks import OwnTask, Worded, find_task, wording_of
 from ropext.options.tasks.asking import Asked, Order, split_sentences
 from ropext.options.tasks.item import Request, TooShort, derived_rng
-from ropext.options.tasks.own import OwnQuestion, too_long
+from ropext.options.tasks.own import OwnQuestion, haystacks_of, too_long
 from ropext.results.measurement import Store
 
 LEAST_ROOM = 32  # tokens for an answer that says more than what is asked for
@@ -122,7 +122,7 @@ def build(wish: Wish, counts: dict[str, Count], kept: Store) -> Iterator[list[Qu
 def _own(wish: Wish, task: OwnTask, count: Count) -> Iterator[list[Question] | str]:
     """Yield the user's own questions, each alone, and a sentence about those that are too long."""
     sizes = list[int]()
-    for index, one in enumerate(wish.own[task]):
+    for index, one in zip(haystacks_of(wish.own[task]), wish.own[task], strict=True):
         question = Question(str(task), 0, index, one.asked, 0, 0)
         counted = count(question.prompt(wish.api))
         # No server says how many tokens an answer has; two characters are rarely more than one.

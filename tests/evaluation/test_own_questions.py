@@ -20,7 +20,7 @@ from ropext.options.tasks import own
 from ropext.pipeline.public import evaluate
 from ropext.results import STRIDED
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
-from ropext.results.retrieval import FOUND
+from ropext.results.retrieval import FOUND, haystack_numbers
 
 CONTEXT = 512
 ROOM = 24  # tokens: over more, kernels round two equal choices apart
@@ -137,6 +137,19 @@ def test_a_changed_file_is_noticed_and_an_equal_one_resumes(model, tmp_path):
     assert again.models["untouched"].items[3].prompt_hash != (
         whole.models["untouched"].items[3].prompt_hash
     )
+
+
+def test_lines_about_one_text_are_one_haystack(model, tmp_path):
+    """Four texts with three questions each; the last has a beginning of a quarter in common."""
+    rows = []
+    for k in range(12):
+        text = f"Text {k % 4}. " + "The grass is green. " * 12
+        rows.append({"input": f"{text}Q{k}", "outputs": [f"answer {k}"]})
+    rows.append({"input": "Text 0. " + "The grass is green. " * 3, "outputs": ["x"]})
+    items = evaluation_of(model, tasks=lines(tmp_path / "q.jsonl", rows), lengths="1k")
+    assert [item.index for (item,) in items.reads.questions] == [*[0, 1, 2, 3] * 3, 12]
+    done = evaluate(model, tasks=str(tmp_path / "q.jsonl"), lengths="1k")
+    assert len(set(haystack_numbers(done.models["untouched"].items))) == 5
 
 
 GOOD = json.dumps(question(1))

@@ -76,6 +76,7 @@ KINDS = {
     "eval --passages": Kind(
         ("eval", "ext", "--tasks", "passages", "--passages", "{in}", *FEW, *TO), "eval.jsonl"
     ),
+    "eval --tasks": Kind(("eval", "ext", "--tasks", "{in}", *FEW, *TO), "eval.jsonl"),
     "eval --fail-if": Kind(
         ("eval", "ext", "--data", "texts", *FEW, "--fail-if", "tail@64 > vs {in}", *TO), "seen"
     ),

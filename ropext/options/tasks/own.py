@@ -22,6 +22,7 @@ from ropext.options.tasks.asking import Asked, match
 from ropext.options.tasks.item import Asker, Item, check_amount
 
 SUFFIX = ".jsonl"
+SHARED = 0.9  # of two inputs: from this share of a common beginning on, they are about one text
 MOST_QUESTIONS = 10_000  # of one task
 ANSWER_ROOM = 128  # tokens; the most that RULER's tasks give an answer
 LONGEST_NAME = 60  # characters
@@ -272,6 +273,26 @@ def _rows_of(task: OwnTask, made: object, length: int) -> Iterable[Row]:
         yield where, fields, length
 
 
+def haystacks_of(questions: Sequence[OwnQuestion]) -> list[int]:
+    """Return the number of the first question over the same text, for each question. Intervals
+    count texts, because questions over one text are alike."""
+    order = sorted(range(len(questions)), key=lambda index: questions[index].text)
+    groups = list[list[int]]()
+    before = ""
+    for index in order:
+        text = questions[index].text
+        cut = int(SHARED * max(len(text), len(before)))
+        if not groups or text[:cut] != before[:cut]:
+            groups.append([])
+        groups[-1].append(index)
+        before = text
+    firsts = [0] * len(questions)
+    for group in groups:
+        for index in group:
+            firsts[index] = min(group)
+    return firsts
+
+
 def too_long(task: OwnTask, sizes: Sequence[int], count: int, longest: int) -> str:
     """Say how many of a task's questions fit no length, with their size."""
     return (
@@ -294,7 +315,7 @@ def own_items(
     groups = list[tuple[Item, ...]]()
     left_out = list[int]()
     total = 0
-    for index, question in enumerate(questions):
+    for index, question in zip(haystacks_of(questions), questions, strict=True):
         prompt = tuple(encoder.encode(encoder.render(question.text, question.prefix, "")))
         answer = _answer(question, encoder)
         size = question.size(before + len(prompt), len(answer))
