@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections import Counter
 from contextlib import suppress
 
@@ -18,7 +19,6 @@ from ropext.options.extend import Extend
 from ropext.planning import make_plan, methods
 from ropext.planning.carrier import Carrier
 from ropext.results.report import text
-from ropext.results.report.text import extend_command
 from ropext.scaling import METHODS
 
 NO_INPUT = [method.name for method in METHODS.values() if not method.needs]
@@ -603,9 +603,9 @@ def test_so_far_that_it_is_only_written_untrained_where_that_is_asked_for(untrai
         ropext.extend(place, tmp_path / "out", **far)
     with pytest.raises(InputError, match="weights"):  # the next that is missing here
         ropext.extend(place, tmp_path / "out", untrained=True, **far)
-    line = extend_command(ropext.plan(place, factor=64.0))
+    line = ropext.plan(place, factor=64.0).command
     assert line.endswith(" --factor 64 --untrained -o OUT")
-    assert "--untrained" not in extend_command(ropext.plan(place, factor=63.0))
+    assert "--untrained" not in ropext.plan(place, factor=63.0).command
     with pytest.raises(InputError, match="weights"):
         ropext.extend(place, tmp_path / "out", **far | {"factor": 63.0})
 
@@ -646,6 +646,16 @@ def test_an_untrained_extension_in_steps_counts_from_the_recorded_original(
     assert bool(told) == bool(times)
     # Whoever names the context knows better.
     assert inspecting.plan(place, factor=2.0, context=target).untrained_factor == 2
+    # --from-original would also undo an extension that something was trained for.
+    is_refused = bool(times) and not more
+    assert bool(made.in_one_step) == is_refused
+    if is_refused:
+        with pytest.raises(UsageError, match="--from-original") as refused:
+            made.raise_if_refused()
+        words = shlex.split(str(refused.value).partition("frequencies: ")[2])
+        assert words[:4] == ["ropext", "extend", str(place), "--method"]
+        assert words[4:9] == ["yarn", "--target", "524288", "--from-original", "--untrained"]
+    inspecting.plan(place, factor=2.0, method="yarn", again=True).raise_if_refused()
 
 
 def test_far_says_of_which_method_its_figures_are(untrained):

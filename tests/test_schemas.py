@@ -79,7 +79,7 @@ def test_the_plan_and_the_record_of_outputs(tmp_path, capsys):
     once = ["extend", f"{tmp_path}/model", "--factor", "2", "--no-verify"]
     assert run(*once, "-o", f"{tmp_path}/long", capsys=capsys)[0] == 0
     check_file(tmp_path / "long/ropext.json")
-    twice = ["extend", f"{tmp_path}/long", "--factor", "2", "--no-verify"]
+    twice = ["extend", f"{tmp_path}/long", "--factor", "2", "--again", "--no-verify"]
     assert run(*twice, "--hash", "-o", f"{tmp_path}/longer", capsys=capsys)[0] == 0
     check_file(tmp_path / "longer/ropext.json")
     for words in ([f"{tmp_path}/long"], [str(base), "--factor", "4"]):

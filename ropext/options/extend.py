@@ -86,6 +86,11 @@ class Reach(Options):
         "scale a model that is scaled already from its original context",
         panel=Panel.HOW_FAR,
     )
+    again: Neutral[bool] = wanted(
+        False,
+        "extend an extension of ropext again, although nothing was trained since",
+        panel=Panel.HOW_FAR,
+    )
     for_loaders: Loaders = wanted(
         (),
         "accept only settings that these engines compute exactly, e.g. vllm,llama.cpp",

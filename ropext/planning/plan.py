@@ -13,6 +13,7 @@ from ropext.base.table import Table
 from ropext.families import Model, loaders
 from ropext.families.published import Published
 from ropext.options.extend import Extend
+from ropext.options.fields import flag
 from ropext.planning.carrier import DIRECTORY, Carrier, Words
 from ropext.planning.methods import (
     LENGTH_ONLY,
@@ -116,6 +117,31 @@ class ExtensionPlan:
         """Return the beginning of a sentence: the extended part of the base."""
         return f"The context of {base} was extended"
 
+    @property
+    def command(self) -> str:
+        """Return the command line that writes this plan."""
+        line = ["ropext", "extend", self.name]
+        if not self.recipe.length_only:
+            line += ["--method", self.method]
+        for name, info in Extend.model_fields.items():
+            value = getattr(self.recipe, name)
+            if name in ("method", "short_pair_factors") or value in (None, False, ()):
+                if value is False and info.default is None:
+                    line.append(f"--no-{flag(name).removeprefix('--')}")
+                continue
+            line.append(flag(name))
+            if name == "pair_factors":
+                line.append("FILE")
+            elif isinstance(value, tuple):
+                line.append(",".join(map(str, value)))
+            elif isinstance(value, float):
+                line.append(f"{value:.15g}")
+            elif value is not True:
+                line.append(str(value))
+        if self.untrained_factor >= ASKED_UNTRAINED and not self.recipe.untrained:
+            line.append("--untrained")
+        return join_for_shells(*line, "-o", self.words.name)
+
     def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
         """Return the facts of the plan as names and values; if `briefly`, only the reasons for
         it."""
@@ -153,6 +179,11 @@ class ExtensionPlan:
     def refusal(self) -> RopextError | None:
         """The error with which `extend` refuses this plan; None if it writes it."""
         return None
+
+    @property
+    def consent(self) -> str:
+        """Return the flag with which `extend` writes a plan that it refuses."""
+        return "--even-so"
 
     def raise_if_refused(self) -> None:
         """Raise the error with which `extend` refuses this plan, if it does."""
@@ -243,6 +274,9 @@ class Plan(ExtensionPlan):
     # Tokens that the weights were trained on, if a record states that it reads further untrained.
     trained: int | None = None
     is_quantised: bool = False  # its weights are packed
+    # The command that extends it from the original, if its record says that nothing was trained
+    # since it was extended.
+    in_one_step: str = ""
 
     @cached_property
     def methods(self) -> tuple[MethodRow, ...]:
@@ -378,7 +412,18 @@ class Plan(ExtensionPlan):
             )
         if doubt := too_far(self.recipe, self.context, self.target):
             return UsageError(f"{self.name}: {doubt}")
+        if self.in_one_step:
+            return UsageError(
+                f"{self.name}: ropext extended it already, and its record says that nothing was "
+                f"trained since. Extend it once from its original RoPE frequencies: "
+                f"{self.in_one_step} (--again extends the extension)"
+            )
         return None
+
+    @property
+    def consent(self) -> str:
+        is_refused = self.obstacles or too_far(self.recipe, self.context, self.target)
+        return "--even-so" if is_refused or not self.in_one_step else "--again"
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         if self.refusal is not None:  # there will be nothing to serve

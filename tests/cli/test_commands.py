@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -285,11 +286,33 @@ def test_extend_serves_in_one_program_or_in_every_one(ropext, llama, tmp_path):
 def test_an_extended_directory_is_extended_again_from_where_it_stands(ropext, llama, tmp_path):
     for source, target in ((llama, "one"), (tmp_path / "one", "two")):
         words = ["extend", source, "--method", "pi", "--factor", 2, "-o", tmp_path / target]
+        words += ["--again"] if target == "two" else []
         code, _, err = ropext(*words, "--no-verify")
         assert code == 0, err
     config = json.loads((tmp_path / "two/config.json").read_text())
     assert config["rope_scaling"] == {"type": "linear", "factor": 4.0}
     assert config["max_position_embeddings"] == 512
+
+
+def test_an_untrained_extension_is_extended_from_its_original(ropext, llama, tmp_path):
+    """The error prints the command, and its frequencies are those of the original at 4 times."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert ropext("extend", llama, "--factor", 2, "--no-verify", "-o", one)[0] == 0
+    code, _, err = ropext("extend", one, "--factor", 2, "--no-verify", "-o", two)
+    assert code == 2
+    assert not two.exists()
+    assert "its record says that nothing was trained since" in err
+    line = err.partition("frequencies: ropext ")[2].partition(" (--again")[0]
+    words = shlex.split(line.replace("-o OUT", f"-o {shlex.quote(str(two))}"))
+    assert ropext(*words, "--no-verify")[0] == 0
+    inv_freq, attention = transcriptions.yarn(16, 50000.0, 128, 512)
+    written = json.loads((two / "ropext.json").read_text())["sites"][0]["spectrum"]
+    assert written["inv_freq"] == pytest.approx(inv_freq, rel=1e-12)
+    assert written["attention_factor"] == pytest.approx(attention)
+    code, out, _ = ropext("plan", one, "--factor", 2)
+    assert code == 0
+    assert "recommended  --method yarn --from-original --target 512" in out
+    assert "with --again: " in out
 
 
 FIRST = {"ntk": (), "dynamic": (), "abf": ("--theta", "9e5"), "pi": (), "yarn": ()}
@@ -300,7 +323,8 @@ def test_from_original_goes_back_along_the_whole_chain_of_records(ropext, llama,
     one, two = tmp_path / "one", tmp_path / "two"
     how = ("--factor", 4, *FIRST[method], "--no-verify")
     assert ropext("extend", llama, "--method", method, *how, "-o", one)[0] == 0
-    code, _, err = ropext("extend", one, "--method", "pi", "--factor", 2, "--no-verify", "-o", two)
+    again = ("--method", "pi", "--factor", 2, "--again", "--no-verify")
+    code, _, err = ropext("extend", one, *again, "-o", two)
     assert code == 0
     first = f"{method}, 128 to 512 tokens (ropext.json)"
     assert f"warning: [again] this scales the model again, after {first}" in err

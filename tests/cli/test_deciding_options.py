@@ -140,6 +140,7 @@ ELSEWHERE = {
     },
     "fit": {
         "from_original": "a scaled model",
+        "again": "an extended model",
         "original_context": "a scaled model",
         "even_so": "a model that scaling cannot help",
         "for_loaders": "a narrower --within, which then differs",
@@ -276,6 +277,7 @@ EXTENDING = {
     "target": ("768 factor=null", REACH),
     "context": ("200", REACH),
     "from_original": ("true", {"plan", "fit"}),
+    "again": ("true", {"plan"}),
     "even_so": ("true", {"plan", "fit"}),
     "for": ("vllm", {"plan", "fit"}),
     "method": ("pi", SHAPE),

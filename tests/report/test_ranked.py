@@ -10,7 +10,6 @@ from ropext.planning import make_plan
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import EvaluationSettings, Reading
 from ropext.results.report.ranking import ranking_table, ranking_text, ranking_verdict
-from ropext.results.report.text import extend_command
 from ropext.results.rules import rank
 from ropext.results.values import Bootstrap
 
@@ -125,7 +124,7 @@ def test_the_command_asks_for_the_same_plan(wishes):
     from ropext.cli.app import build
 
     made = plan(**wishes)
-    words = shlex.split(extend_command(made))
+    words = shlex.split(made.command)
     command = get_command(build("extend")).commands["extend"]
     given = command.make_context("extend", words[2:]).params
     for name, value in wishes.items():

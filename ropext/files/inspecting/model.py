@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext import families, scaling
 from ropext.base import bundled
-from ropext.base.errors import ConfigError, UsageError
+from ropext.base.errors import ConfigError, NotExpressible, UsageError
 from ropext.base.inputs import model_name, read_text
 from ropext.families import Model, stock
 from ropext.files.checkpoint import Snapshot, open_snapshot, provenance
@@ -242,9 +242,36 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
             again = _again(record, made.model, request)
             made = replace(made, warnings=(*made.warnings, *again))
             if record is not None and not is_named:
-                made = replace(made, trained=_fewer_trained(record, made))
+                made = _untrained_since(snapshot, record, request, made)
     packed = snapshot.quantisation is not None
     return replace(made, is_quantised=packed, warnings=(*made.warnings, *snapshot.remarks()))
+
+
+def _untrained_since(snapshot: Snapshot, record: Record, request: Extend, made: Plan) -> Plan:
+    """Return a plan for an extended model with what its record says of its training. If nothing
+    was trained since the extension, another one begins from the original."""
+    trained = _fewer_trained(record, made)
+    made = replace(made, trained=trained)
+    if trained is None or request.again or request.like or request.length_only:
+        return made
+    if provenance.TRAINED_ON in record.more:  # --from-original would undo what was trained for
+        return made
+    anew = _in_one_step(snapshot, record, request, made)
+    why = "the record says that nothing was trained since the extension"
+    advice = Recommendation(anew.method, True, why)
+    return replace(made, advised=advice, in_one_step=anew.command)
+
+
+def _in_one_step(snapshot: Snapshot, record: Record, request: Extend, made: Plan) -> Plan:
+    """Return the plan that reaches as far in one step from before the recorded extensions. It has
+    the request's own method and options if these can do it."""
+    wish = request.changed(from_original=True, factor=None, target=made.target)
+    try:
+        anew = _from_record(snapshot, record, wish, made.name)
+    except NotExpressible:
+        wish = Extend(from_original=True, target=made.target)
+        anew = _from_record(snapshot, record, wish, made.name)
+    return replace(anew, recipe=wish)  # as a user types it, without the context of the record
 
 
 def _fewer_trained(record: Record, made: Plan) -> int | None:

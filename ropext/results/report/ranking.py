@@ -10,7 +10,6 @@ from ropext.base.table import Table, as_text
 from ropext.results import BASE
 from ropext.results.overlap import marked
 from ropext.results.report.cells import Column, Values, nats, number, shown, table_of
-from ropext.results.report.text import extend_command
 from ropext.results.rules import Ranking, in_memory
 from ropext.results.values import Value
 
@@ -31,7 +30,7 @@ def ranking_text(
     """Write `ropext plan --measure` as text; `mark` says how many of the documents were trained
     on."""
     lines = ranking_lines(ranking, left_out)
-    command = extend_command(plans[ranking.taken])
+    command = plans[ranking.taken].command
     return f"{as_text([ranking_table(ranking, mark)], lines)}\n\nto extend with it:\n  {command}"
 
 

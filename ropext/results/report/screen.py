@@ -10,7 +10,6 @@ from ropext.base.table import WIDTH, folded
 from ropext.families.loaders import WRONG, loader_of, newest
 from ropext.planning import ExtensionPlan
 from ropext.results.report.text import (
-    extend_command,
     fact_lines,
     headlines,
     kv_cache,
@@ -43,7 +42,7 @@ def plan_screen(made: ExtensionPlan) -> str:
     above.append(fact_lines(facts))
     below = [DETAILS]
     if made.refusal is None:
-        below.insert(0, folded(f"to write it: {extend_command(made)}"))
+        below.insert(0, folded(f"to write it: {made.command}"))
     room = LINES - _height(above) - _height(below)
     wanted = min(_height(map(folded, made.remarks())), REMARK_ROWS)
     serving = _serving(made, min(SERVING_ROWS, room - wanted))

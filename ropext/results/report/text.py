@@ -14,11 +14,8 @@ from ropext.families import Model
 from ropext.families.config import named
 from ropext.files.checkpoint.provenance import scaling_in_words
 from ropext.files.inspecting import Inspection, Served, serving
-from ropext.options.extend import Extend
-from ropext.options.fields import flag
 from ropext.planning import ExtensionPlan
 from ropext.planning.carrier import Carrier, Words
-from ropext.planning.plan import ASKED_UNTRAINED
 from ropext.scaling.rope import ABSENT, SCHEMES, Edit, RopeSite, phase_ratio, turns
 from ropext.scaling.tables import alike
 
@@ -306,7 +303,7 @@ def headlines(made: ExtensionPlan) -> list[str]:
     if made.recipe.from_original:
         head += " from its original RoPE frequencies"
     if made.refusal is not None:
-        return [folded(str(made.refusal)), "", f"with --even-so: {head}"]
+        return [folded(str(made.refusal)), "", f"with {made.consent}: {head}"]
     return [head]
 
 
@@ -345,32 +342,6 @@ def plan(made: ExtensionPlan) -> str:
             parts.append(words.without_copy)
         parts.append(serving_text(lines))
     return "\n".join(parts)
-
-
-def extend_command(made: ExtensionPlan) -> str:
-    """Return the command line that writes this plan."""
-    words = ["ropext", "extend", made.name]
-    if not made.recipe.length_only:
-        words += ["--method", made.method]
-    for name, info in Extend.model_fields.items():
-        value = getattr(made.recipe, name)
-        if name in ("method", "short_pair_factors") or value in (None, False, ()):
-            if value is False and info.default is None:
-                words.append(f"--no-{flag(name).removeprefix('--')}")
-            continue
-        words.append(flag(name))
-        if name == "pair_factors":
-            words.append("FILE")
-        elif isinstance(value, tuple):
-            words.append(",".join(map(str, value)))
-        elif isinstance(value, float):
-            words.append(f"{value:.15g}")
-        elif value is not True:
-            words.append(str(value))
-    if made.untrained_factor >= ASKED_UNTRAINED and not made.recipe.untrained:
-        words.append("--untrained")
-    words += ["-o", made.words.name]
-    return join_for_shells(*words)
 
 
 def serving_text(lines: Iterable["Serving"]) -> str:
