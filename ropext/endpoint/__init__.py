@@ -1,2 +1,2 @@
-"""A running server behind an OpenAI-compatible port: the client, questions in words, what became of
-each, and the tables."""
+"""Measure a running server behind an OpenAI-compatible endpoint: the client, questions in words,
+their outcomes, and the tables."""

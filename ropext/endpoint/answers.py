@@ -1,6 +1,6 @@
-"""What became of a question: found, missed, refused, truncated, or no answer.
+"""Judge the answer to a question: found, missed, refused, truncated, or no answer.
 
-An answer is a stranger's text: it is matched, kept and shown, and nothing else.
+An answer is untrusted text: ropext matches, keeps and prints it, and does nothing else with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ from ropext.options.tasks.asking import match
 from ropext.results.retrieval import FOUND, MISSED, NO_ANSWER, REFUSED, ItemScore
 
 GROWN = 16
-LEAST_GROWN = 2048  # times the room, and tokens, where a model thinks first
-MOST_ERROR = 0.08  # as a share: usage that is further from the count is of another prompt
+LEAST_GROWN = 2048  # times the room, and tokens, for a model that thinks first
+MOST_ERROR = 0.08  # as a share: if usage is further from the count, it is of another prompt
 FIRST_ERROR = 0.04  # as a share, at the shortest length: no shorter one shows how exact usage is
-REST = 0.5  # of the deeper questions are answered by a server that cut the start off
+REST = 0.5  # the least share of the deeper questions that a server answers if it cut off the start
 SETTINGS = "num_ctx of Ollama, Context Length of LM Studio, -c of llama-server"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server made of one question."""
+    """The answer of a server to one question, with its outcome."""
 
     outcome: str
     said: str
-    score: float  # the share of what was asked for that it names
+    score: float  # the share of the references that it names
     counted: int  # tokens of the prompt, as they were counted before
     tokens: int | None  # and by the server's usage
     cached: int = 0
@@ -36,9 +36,9 @@ class Answer:
 
     @property
     def read(self) -> int | None:
-        """Return the most tokens of the prompt that the server can have read, by its usage.
+        """The most tokens of the prompt that the server can have read, by its usage.
 
-        Some servers count a cached prefix in `tokens`, some beside it.
+        Some servers include a cached prefix in `tokens`, some do not.
         """
         if self.tokens is None:
             return None
@@ -46,7 +46,7 @@ class Answer:
 
     @property
     def error(self) -> float | None:
-        """Return by which share usage and count differ; None if the usage is of another prompt."""
+        """The share by which usage and count differ; None if the usage is of another prompt."""
         if self.tokens is None or self.read is None:
             return None
         off = min(abs(self.tokens - self.counted), abs(self.read - self.counted))
@@ -57,7 +57,8 @@ class Answer:
 
 
 def answered(port: Port, question: Question) -> Answer:
-    """Ask a question; a model that spent its tokens on thinking is asked once more, with more."""
+    """Return the answer to a question. A model that spent its tokens on thinking gets the question
+    once more, with more tokens."""
     text = question.prompt(port.api)
     reply = port.ask(text, question.room)
     score = _score(question, reply)
@@ -73,7 +74,8 @@ def _score(question: Question, reply: Reply) -> float:
 
 
 def judged(question: Question, reply: Reply) -> Answer:
-    """Return the outcome of a question by the reply alone; `cuts` finds what the server cut."""
+    """Return the outcome of a question by the reply alone; `cuts_by_usage` finds the prompts that
+    the server cut."""
     today = datetime.now(UTC).date().isoformat()
     answer = Answer(
         MISSED, reply.said, 0.0, question.counted, reply.tokens, reply.cached, date=today
@@ -98,21 +100,22 @@ ByLength = Mapping[int, Sequence[Answer]]
 
 @dataclass(frozen=True)
 class Cuts:
-    """The lengths that the server cut, and those of which it is not known."""
+    """The lengths that the server cut, and the lengths for which that is not known."""
 
     reasons: Mapping[int, str]  # by length: how it is known that the server cut the prompts
     unknown: Sequence[int]  # lengths at which something was missed and no usage shows a whole read
 
 
 def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> Cuts:
-    """Compare each prompt's count with what the server read of it, from the shortest length on.
+    """Compare the count of each prompt with the number of tokens that the server read, the shortest
+    length first.
 
-    If one prompt of a length was cut, the length was: to leave out only its missed questions would
-    choose by the outcome.
+    If the server cut one prompt of a length, all its prompts count as cut: to leave out only the
+    missed questions would select by outcome.
     """
     reasons = dict[int, str]()
     unknown = list[int]()
-    error: float | None = None  # of the usage, at the nearest shorter length that was not cut
+    error: float | None = None  # error of the usage, at the nearest shorter length that was not cut
     for length in sorted(answers):
         group = [answer for answer in answers[length] if answer.outcome != REFUSED]
         cut = [reason for answer in group if (reason := _cut(answer, counting, error, limit))]
@@ -129,7 +132,7 @@ def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> C
 
 
 def _cut(answer: Answer, counting: Counting, error: float | None, limit: int | None) -> str:
-    """Return how it is known that a server cut this prompt; empty if it is not known."""
+    """Return the evidence that a server cut this prompt; "" if there is none."""
     if error is None:
         error = FIRST_ERROR
     least = answer.counted - counting.slack(answer.counted, error)
@@ -151,13 +154,14 @@ def _is_whole(answer: Answer, counting: Counting, error: float) -> bool:
 
 
 def lost_its_start(items: Sequence[ItemScore]) -> bool:
-    """Whether a server that cannot repeat the first word of a text answers what stands behind."""
+    """Return whether the server answers at least half of the questions about the second half of a
+    text. If it also cannot repeat the first word, it dropped the start of the prompt."""
     behind = [item for item in items if item.is_read and (item.depth or 0.0) >= REST]
     return bool(behind) and sum(item.points for item in behind) >= REST * len(behind)
 
 
 def scored(question: Question, answer: Answer) -> ItemScore:
-    """An answer as every evaluation keeps it."""
+    """Return an answer in the form in which every evaluation keeps its items."""
     asked = question.asked
     return ItemScore(
         task=question.task,

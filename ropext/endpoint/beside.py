@@ -1,8 +1,9 @@
-"""A server beside one of the plain model: whether they answer as two models or as one.
+"""Compare a server with a server of the unscaled model: whether they answer as two models or as
+one.
 
-For a model that nobody loads in transformers. The plain server is asked twice: what its two answers
-differ by is its noise, and only a difference well above that counts. It says that a scaling is on,
-not that it is the planned one.
+This is for a model that nobody loads in transformers. The unscaled server gets every prompt twice:
+the difference of its two answers is its noise, and only a difference well above that counts. A
+positive result shows that a scaling is on, not that it is the planned one.
 """
 
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from ropext.endpoint.server import Server, served_model, server_at
 
 ASKED = 6  # prompts
 SCHEMA = 1
-NOISES = 10  # so many times the noise is well above it
+NOISES = 10  # a difference of so many times the noise is well above it
 LEAST = 0.02  # nats: a smaller difference is none, however quiet the plain server is
 ALIKE = 2  # times the noise: two answers of one model
 QUIET = 0.1  # nats: a plain server noisier than this may hide a scaling
@@ -26,13 +27,13 @@ Candidates = dict[int | None, float]
 
 @dataclass(frozen=True)
 class Prompts:
-    """What both servers are asked: prompts of token ids by their length."""
+    """The prompts for both servers: token ids by their length."""
 
     lengths: tuple[int, ...]
     vocab_size: int
 
     def ids(self) -> list[list[int]]:
-        """Other ids for each prompt."""
+        """Return the prompts, each with other ids."""
         prompts = list[list[int]]()
         for draw, length in enumerate(self.lengths):
             prompts.append(token_ids(length, self.vocab_size, draw=draw))
@@ -41,7 +42,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class KeptAnswers:
-    """What a plain server answered, twice."""
+    """The answers of an unscaled server, given twice."""
 
     model: str
     lengths: tuple[int, ...]
@@ -51,20 +52,22 @@ class KeptAnswers:
 
     @property
     def noise(self) -> float:
-        """Nats by which the two answers to one prompt differ at most."""
+        """The largest difference between the two answers to one prompt, in nats."""
         return max(gap(a, b) for a, b in zip(self.first, self.second, strict=True))
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What came of it: True the scaling is on, False it is off, None not known."""
+    """The result of the comparison: True if the scaling is on, False if it is off, None if not
+    known."""
 
     is_on: bool | None
     sentence: str
 
 
 def prompt_lengths(context: int, target: int, *, beyond: bool) -> tuple[int, ...]:
-    """Inside the old context; beyond it where the plan leaves shorter prompts alone."""
+    """Return lengths inside the original context, or beyond it if the plan leaves shorter prompts
+    alone."""
     low = max(context // 4, 2)
     high = max(context // 2, 3)
     if beyond:
@@ -75,12 +78,12 @@ def prompt_lengths(context: int, target: int, *, beyond: bool) -> tuple[int, ...
 
 
 def answers_of(server: Server, model: str, wanted: Prompts) -> list[Pairs]:
-    """The best candidates after each prompt; an empty list where nothing is told."""
+    """Return the best candidates after each prompt; an empty list if the server returns none."""
     return [next_token(server, model, ids) for ids in wanted.ids()]
 
 
 def answers_twice(url: str, wanted: Prompts) -> KeptAnswers:
-    """Ask a plain server everything twice."""
+    """Return the answers of an unscaled server to all prompts, requested twice."""
     server = server_at(url)
     model, _ = served_model(server, url)
     first = answers_of(server, model, wanted)
@@ -89,7 +92,7 @@ def answers_twice(url: str, wanted: Prompts) -> KeptAnswers:
 
 
 def keep(fingerprint: KeptAnswers, path: Path) -> None:
-    """Write what a plain server answered, for a day on which it does not run."""
+    """Write the answers of an unscaled server to a file, for use while it does not run."""
     if path.exists():
         raise OutputExists(
             f"--fingerprint {path} is there already; give another name, or leave --plain out"
@@ -98,7 +101,7 @@ def keep(fingerprint: KeptAnswers, path: Path) -> None:
 
 
 def read(path: Path) -> KeptAnswers:
-    """Read what `keep` wrote."""
+    """Return the answers that `keep` wrote."""
     data = read_object(path)
     try:
         if data["schema"] != SCHEMA:
@@ -117,7 +120,7 @@ def read(path: Path) -> KeptAnswers:
 
 
 def _kept_pairs(rows: Json) -> list[Pairs]:
-    """The candidates after each prompt, of a file."""
+    """Return the candidates after each prompt from a file."""
     every = list[Pairs]()
     for row in rows:
         every.append([(token, float(value)) for token, value in row])
@@ -125,9 +128,12 @@ def _kept_pairs(rows: Json) -> list[Pairs]:
 
 
 def gap(left: Pairs, right: Pairs) -> float:
-    """Nats that two lists of best candidates differ by, in the mean: by their ids where both have
-    them, and of one that the other lacks at least what lies above all of it; else rank by rank. A
-    list that tells nothing differs from none."""
+    """Return the mean difference of two lists of best candidates, in nats; 0 if one is empty.
+
+    If both lists have ids, candidates are matched by id. A candidate that the other list lacks
+    counts with its excess over the lowest value of that list, at least 0. Without ids, candidates
+    are matched by rank.
+    """
     if not left or not right:
         return 0.0
     first = dict(left)
@@ -146,7 +152,7 @@ def _apart(token: int | None, first: Candidates, second: Candidates) -> float:
 
 
 def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> Beside:
-    """Hold a server against the kept answers of a plain one."""
+    """Compare a server with the kept answers of an unscaled one."""
     wanted = Prompts(plain.lengths, plain.vocab_size)
     told = answers_of(server, model, wanted)
     pairs = [(a, b) for a, b in zip(told, plain.first, strict=True) if a and b]
@@ -167,13 +173,14 @@ def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> Beside
 
 @dataclass(frozen=True)
 class PlainServer:
-    """A server of the plain model, or a file with its answers; with both the file is written."""
+    """A server of the unscaled model, or a file with its answers; with both, the file is
+    written."""
 
     url: str | None = None
     kept: Path | None = None
 
     def answers(self, wanted: Prompts) -> KeptAnswers:
-        """What it answers to these prompts; a file's are to its own."""
+        """Return its answers to these prompts; a file has answers to its own prompts."""
         if self.url is None:
             assert self.kept is not None
             return read(self.kept)

@@ -1,5 +1,5 @@
-"""The form of a cell of the loader table, filled in from what a server said of itself and was
-found to compute."""
+"""Fill in the form of a cell of the loader table from the identity of a server and the result of
+its check."""
 
 import http.client
 import json
@@ -7,7 +7,7 @@ import json
 from ropext.base.jsontext import JsonObject
 from ropext.endpoint.server import server_at
 
-# Where a program says its version, under which key, and which program that is.
+# The path at which a program states its version, the key, and the program.
 PAGES = (
     ("/version", "version", "vLLM"),
     ("/props", "build_info", "llama-server"),
@@ -17,7 +17,7 @@ FORM = ("Loader and version", "Model type", "The form", "What it computed", "Ver
 
 
 def program_at(url: str) -> str:
-    """Name the program behind a port and its version, where it says them."""
+    """Return the name and version of the program behind an endpoint, if it states them."""
     server = server_at(url)
     for path, key, program in PAGES:
         try:
@@ -33,7 +33,7 @@ def program_at(url: str) -> str:
 
 
 def filled(program: str, model_type: str, form: JsonObject, seen: str, versions: str) -> str:
-    """Write the form as GitHub shows one that was sent."""
+    """Return the form as GitHub shows a submitted one."""
     shown = f"```json\n{json.dumps(form, indent=1)}\n```"
     answers = (program, model_type, shown, seen, f"```text\n{versions}\n```")
     parts = [f"### {label}\n\n{answer}" for label, answer in zip(FORM, answers, strict=True)]

@@ -1,8 +1,8 @@
-"""How many tokens a prompt has, as the server will see it, its chat template included.
+"""Count the tokens of a prompt as the server will see it, its chat template included.
 
-vLLM and SGLang count messages themselves, llama-server applies its template and tokenizes. Where a
-server does neither, a tokenizer of the user's counts, or the `usage` of two first answers tells how
-many tokens a text of its kind takes.
+vLLM and SGLang count messages themselves. For llama-server, ropext has it apply its template and
+tokenize the result. For any other server, the user's tokenizer counts; without one, ropext
+interpolates the `usage` of two first answers.
 """
 
 import math
@@ -16,16 +16,16 @@ from ropext.endpoint.port import Port
 from ropext.endpoint.server import MOST_TOKENS
 
 Count = Callable[[str], int]
-LEAST_SLACK = 16  # tokens, of the special ones that one of the two counts leaves out
+LEAST_SLACK = 16  # special tokens that one of the two counts may omit
 
 
 @dataclass(frozen=True)
 class Counting:
-    """Who counts, and how exactly."""
+    """A way to count tokens, and whether it is exact."""
 
     how: str
     is_exact: bool
-    of_kind: Callable[[str], Count]  # a text of the kind that is counted -> its count
+    of_kind: Callable[[str], Count]  # a text of the same kind -> its count
 
     def slack(self, counted: int, error: float) -> float:
         """Return by how many tokens a server's usage may be below the count of a whole prompt.
@@ -38,7 +38,7 @@ class Counting:
 
 
 def counting_of(port: Port, tokenizer: str | None) -> Counting:
-    """The most exact of the ways that are there."""
+    """Return the most exact of the ways that this server allows."""
     if tokenizer is not None:
         return _by_tokenizer(port, tokenizer)
     for how, count in (
@@ -66,7 +66,7 @@ def _whole(value: Json, port: Port) -> int:
 
 
 def _by_messages(port: Port) -> Count:
-    """vLLM's and SGLang's."""
+    """Return the count of vLLM and SGLang."""
 
     def count(text: str) -> int:
         request = port.named(text)
@@ -79,7 +79,7 @@ def _by_messages(port: Port) -> Count:
 
 
 def _number_of_tokens(told: JsonObject) -> int | None:
-    """How many tokens an answer lists."""
+    """Return the number of tokens that an answer lists."""
     tokens = told.get("tokens")
     if isinstance(tokens, list):
         return len(tokens)
@@ -87,7 +87,7 @@ def _number_of_tokens(told: JsonObject) -> int | None:
 
 
 def _by_template(port: Port) -> Count:
-    """llama-server's, in two steps."""
+    """Return the count of llama-server, which takes two requests."""
 
     def count(text: str) -> int:
         content = text
@@ -106,7 +106,7 @@ def _by_template(port: Port) -> Count:
 
 
 def _used(port: Port, text: str) -> int:
-    """What the `usage` of an answer counts for a prompt."""
+    """Return the number of tokens that the `usage` of an answer states for a prompt."""
     reply = port.ask(text, 1)
     if port.api == "chat" and "chat template" in reply.error.lower():
         raise InputError(
@@ -118,13 +118,14 @@ def _used(port: Port, text: str) -> int:
             f"--endpoint {port.server.root} neither counts tokens nor tells the usage of an answer "
             f"({reply.error or 'it has none'}): give --tokenizer DIR, or a GGUF"
         )
-    if reply.cached >= reply.tokens:  # it counts only what it had not read before
+    if reply.cached >= reply.tokens:  # it counts only tokens that it had not read before
         return reply.tokens + reply.cached
     return reply.tokens
 
 
 def _by_usage(port: Port) -> Callable[[str], Count]:
-    """A straight line through two answers: one to a short text, and one to a text of the kind."""
+    """Return a count by linear interpolation between the usage for a short text and for a text of
+    the kind."""
 
     def of_kind(kind: str) -> Count:
         short = kind[: max(len(kind) // 8, 1)]
@@ -137,7 +138,8 @@ def _by_usage(port: Port) -> Callable[[str], Count]:
 
 
 def _by_tokenizer(port: Port, place: str) -> Counting:
-    """The user's tokenizer for the text; what the template adds, from the usage of an answer."""
+    """Return a count by the user's tokenizer, plus the tokens that the template adds, found from
+    the usage of an answer."""
     from ropext.endpoint.vocabulary import tokenizer_at
 
     encoded = tokenizer_at(place)

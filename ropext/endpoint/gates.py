@@ -1,4 +1,4 @@
-"""Gates on a server's shares: `found@32k < 0.9`."""
+"""Check gates on a server's shares: `found@32k < 0.9`."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,19 @@ from ropext.results.retrieval import FOUND
 
 @dataclass(frozen=True)
 class PortMetrics(Metrics):
-    """What an evaluation of a server is going to measure."""
+    """The metrics that an evaluation of a server will have."""
 
     reads_text: bool = False
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
-        """Name what is measured at every length: the share of each task, and of all together."""
+        """Return the metrics measured at every length: the share of each task, and of all
+        together."""
         tasks = self.options.tasks
         at = list[str]()
         whole = list[str]()
         if self.reads_text:
             self._text_metrics(variant, run, at, whole)
-        if BASE in (variant, run):  # the base is not asked
+        if BASE in (variant, run):  # the base gets no questions
             return at, whole
         at += tasks
         at.append(FOUND)

@@ -1,5 +1,5 @@
-"""The log-probabilities of the next token, as vLLM, SGLang and llama-server tell them after a
-prompt of token ids."""
+"""Read the log-probabilities of the next token, as vLLM, SGLang and llama-server return them after
+a prompt of token ids."""
 
 import http.client
 import json
@@ -12,21 +12,22 @@ from ropext.base.errors import InputError, ProofFailed, Stopped
 from ropext.base.jsontext import Json
 from ropext.endpoint.server import Server
 
-TOP = 5  # log-probabilities asked for; the most that every server gives
+TOP = 5  # requested log-probabilities; the most that every server gives
 SPECIAL = ("bos", "eos", "pad")
-# What llama-server answers from b10434 on where the next token is no whole character.
+# The error of llama-server from b10434 on if the next token is no whole character.
 UNFIT = b"does not match the expected"
-# What a server answers that refuses the field `logprobs`.
+# The status of a server that refuses the field `logprobs`.
 UNWILLING = (400, 422)
-LOWEST = -1e9  # what a server may write for the logarithm of 0
+LOWEST = -1e9  # a server may write this for the logarithm of 0
 PROBED = (40, 41, 42, 43)  # token ids of a first prompt, which every vocabulary has
 LOG_LINES = "`n_ctx_train`, `rope scaling` and `freq_scale_train`"
 
-Pairs = list[tuple[int | None, float]]  # token id, where it is given, and log-probability
+Pairs = list[tuple[int | None, float]]  # token id, if it is given, and log-probability
 
 
 def top_logprobs(answer: Json) -> Pairs:
-    """Token id (where given) and log-probability of the first generated token's best candidates."""
+    """Return token id (if given) and log-probability of the first generated token's best
+    candidates."""
     try:
         logprobs = answer["choices"][0]["logprobs"]
         if logprobs.get("content"):  # llama-server: a list of candidates with their ids
@@ -42,7 +43,8 @@ def top_logprobs(answer: Json) -> Pairs:
 
 
 def _token_id(text: str) -> int | None:
-    """vLLM's `return_tokens_as_token_ids` names a token by its id."""
+    """Return the id in a token's name, as vLLM's `return_tokens_as_token_ids` makes it; None if it
+    has none."""
     match = re.fullmatch(r"token_id:(\d+)", text)
     if match is None:
         return None
@@ -50,10 +52,10 @@ def _token_id(text: str) -> int | None:
 
 
 def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int = 0) -> list[int]:
-    """Fixed pseudo-random ids, in which a block comes round every quarter.
+    """Return fixed pseudo-random ids, in which a block repeats every quarter.
 
-    Repetition makes the next token predictable for a model that can look back by position. Ids are
-    drawn from the lower half of the vocabulary, where no reserved ones stand. Another `draw` gives
+    Repetition makes the next token predictable for a model that can look back by position. The ids
+    are from the lower half of the vocabulary, which has no reserved ones. Another `draw` gives
     other ids.
     """
     rng = random.Random(length + (draw << 40))
@@ -65,7 +67,7 @@ def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int
 
 
 def next_token(server: Server, model: str, ids: Sequence[int]) -> Pairs:
-    """What is told of the next token."""
+    """Return the log-probabilities of the next token's best candidates."""
     url = server.root
     body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
     body |= {"logprobs": TOP, "return_tokens_as_token_ids": True}
@@ -88,7 +90,7 @@ def next_token(server: Server, model: str, ids: Sequence[int]) -> Pairs:
 
 
 def no_logprobs_error(server: Server, some: str = "no log-probabilities") -> InputError:
-    """What to do where a server does not tell what is compared."""
+    """Return an error that says how to check a server without log-probabilities."""
     return InputError(
         f"--endpoint {server.root} returns {some} for /v1/completions, as LM Studio and Ollama do. "
         "What remains: `ropext eval --endpoint` asks it in words, and the log of llama.cpp (-lv 4) "
@@ -97,7 +99,8 @@ def no_logprobs_error(server: Server, some: str = "no log-probabilities") -> Inp
 
 
 def require_logprobs(server: Server, model: str) -> None:
-    """Refuse a server that tells no log-probabilities, before a model is loaded beside it."""
+    """Raise InputError if a server returns no log-probabilities, before a model is loaded for
+    comparison."""
     for end in range(len(PROBED), 0, -1):
         if next_token(server, model, PROBED[:end]):
             return
@@ -105,7 +108,7 @@ def require_logprobs(server: Server, model: str) -> None:
 
 
 def special_tokens(directory: Path) -> list[int]:
-    """Ids that end or pad a text, from the config."""
+    """Return the ids that begin, end or pad a text, from the config."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     tokens = list[int]()
     for part in (config, *config.values()):

@@ -1,4 +1,4 @@
-"""The loss of every token of a prompt of token ids, as vLLM and SGLang tell it."""
+"""Read the loss of every token of a prompt of token ids, as vLLM and SGLang return it."""
 
 import http.client
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from ropext.results.perplexity import TokenNll
 from ropext.results.windows import short_windows
 
 VLLM, SGLANG = PATHS["completions"], "/generate"
-TOKEN_BYTES = 512  # of an answer, for each token: vLLM names two candidates with their text
+TOKEN_BYTES = 512  # in an answer, for each token: vLLM returns two candidates with their text
 Ids = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """A server that tells the losses of a prompt, and the path that it tells them at."""
+    """A server that returns the losses of a prompt, and the path of the request."""
 
     port: Port
     path: str
 
     def read(self, ids: Ids) -> TokenNll:
-        """Read a text in one pass; position 0 is not-a-number."""
+        """Return the losses of a text in one pass; position 0 is not-a-number."""
         prompt = [int(token) for token in ids]
         most = max(self.port.server.most_bytes, TOKEN_BYTES * len(prompt))
         port = replace(self.port, server=replace(self.port.server, most_bytes=most))
@@ -46,7 +46,8 @@ class TokenLosses:
         return np.array([np.nan, *told], np.float32)
 
     def read_short(self, ids: Ids, context: int, bos: int | None) -> TokenNll:
-        """Read a text through the short window, as an evaluation reads its base."""
+        """Return the losses of a text through the short window, as an evaluation measures its
+        base."""
         nll = np.full(len(ids), np.nan, np.float32)
         for window in short_windows(len(ids), context):
             row = ids[window.begin : window.end].copy()
@@ -57,13 +58,13 @@ class TokenLosses:
 
 
 def losses_of(port: Port) -> TokenLosses | None:
-    """How a server tells the losses of a prompt; None where it does not."""
+    """Return how a server gives the losses of a prompt; None if it does not."""
     prompt = list(PROBED)
     for path in (VLLM, SGLANG):
         try:
             answer = port.server.post(path, _request(path, port.model, prompt))
         except (InputError, OSError, http.client.HTTPException):
-            # An answer of another kind, such as LM Studio's to a path that it lacks.
+            # An answer of another kind, such as LM Studio's for a path that it lacks.
             continue
         if answer is not None and _losses(path, answer, prompt) is not None:
             return TokenLosses(port, path)
@@ -80,7 +81,8 @@ def _request(path: str, model: str, prompt: Sequence[int]) -> JsonObject:
 
 
 def _losses(path: str, answer: JsonObject, prompt: Sequence[int]) -> list[float] | None:
-    """The loss of each token but the first; None where one is missing or of another token."""
+    """Return the loss of each token but the first; None if one is missing or belongs to another
+    token."""
     try:
         if path == SGLANG:
             values = _of_sglang(answer["meta_info"]["input_token_logprobs"], prompt)
@@ -97,7 +99,8 @@ def _losses(path: str, answer: JsonObject, prompt: Sequence[int]) -> list[float]
 
 
 def _of_sglang(told: Json, prompt: Sequence[int]) -> list[float]:
-    """A log-probability, an id and perhaps its text, for each token."""
+    """Return the values from entries of a log-probability, an id and perhaps a text, one for each
+    token."""
     values = []
     for token, entry in zip(prompt, told, strict=True):
         if entry[1] != token:
@@ -107,7 +110,8 @@ def _of_sglang(told: Json, prompt: Sequence[int]) -> list[float]:
 
 
 def _of_vllm(told: Json, prompt: Sequence[int]) -> list[float]:
-    """For each token a few candidates by their ids, itself among them."""
+    """Return the values from a dict of candidates by id for each token, the token itself among
+    them."""
     values = []
     for token, entry in zip(prompt[1:], told[1:], strict=True):
         values.append(entry[str(token)]["logprob"])

@@ -1,5 +1,7 @@
-"""One evaluation of a running server from beginning to end: what is asked, what is kept, what is
-written. A run that was stopped goes on question by question."""
+"""Run one evaluation of a server: ask the questions, keep the answers, write the results.
+
+A stopped run resumes question by question.
+"""
 
 import tempfile
 import time
@@ -31,7 +33,7 @@ from ropext.results.perplexity import EvaluationSettings, TokenNll
 from ropext.results.retrieval import REFUSED, TRUNCATED, ItemScore
 from ropext.results.values import Bootstrap
 
-AGAIN = 3  # kept questions that are asked again before their answers are used
+AGAIN = 3  # kept questions to ask again before using their answers
 ANOTHER = "another model answers; give another -o, or --force"
 WITNESS = 64  # tokens for the question about the first word
 SHORT_TEXT = 4  # times shorter than the shortest length: a text whose first word is in reach
@@ -47,12 +49,12 @@ NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is answered)"
 
 @dataclass(frozen=True)
 class Kept:
-    """Where questions and answers lie."""
+    """The folder that stores questions and answers."""
 
     folder: Path
 
     def store(self, name: str, plan: PortPlan) -> Store:
-        """The files of one row, named by all that decides them."""
+        """Return the files of one row, with a name made from all that decides them."""
         return rundir.store(self.folder, self.store_name(name, plan))
 
     def store_name(self, name: str, plan: PortPlan) -> str:
@@ -61,7 +63,7 @@ class Kept:
 
 @contextmanager
 def _room(output: Path | None) -> Iterator[Path]:
-    """The folder of a run, or one that is gone afterwards."""
+    """Yield the folder of a run; without `output`, a temporary one."""
     if output is not None:
         yield output
         return
@@ -75,7 +77,8 @@ def measure_port(
     call: Call = NOBODY,
     report: Callable[[Measurement], None] = lambda run: None,
 ) -> Measurement:
-    """Ask every question that was not asked yet, and write what follows."""
+    """Ask every question that has no answer yet, and return the measurement. With `output`, its
+    files are written there."""
     with _room(output) as room:
         place = plan.workdir(room, call.command)
         if not call.force:
@@ -90,7 +93,8 @@ def measure_port(
 
 
 def _check_told(plan: PortPlan, place: Workdir) -> None:
-    """Refuse a folder if its answers are of a model of which the same server told other things."""
+    """Raise OutputExists if the answers in a folder are of a model that the same server described
+    differently."""
     manifest = workdir.read(place.folder)
     if manifest is None or manifest["command"] != place.command:
         return
@@ -106,14 +110,14 @@ def _check_told(plan: PortPlan, place: Workdir) -> None:
 
 @dataclass(frozen=True)
 class Asking:
-    """Who listens while a server is asked, and where its answers are kept."""
+    """The listener of an evaluation, and the place for its answers."""
 
     hooks: Hooks
     output: Path | None
     force: bool = False  # answers of another model are replaced
 
     def stop_if_asked(self, done: int) -> None:
-        """End where that was asked for; so many pieces are `done`."""
+        """Raise if the user pressed Ctrl-C; `done` pieces are finished."""
         if not self.hooks.stop():
             return
         if self.output is None or not done:
@@ -149,7 +153,7 @@ def _measure(plan: PortPlan, kept: Kept, asking: Asking) -> Measurement:
 def _questions(
     plan: PortPlan, counts: Mapping[str, Count], kept: Kept, asking: Asking
 ) -> tuple[list[Question], list[str]]:
-    """All questions, and why some are none."""
+    """Return all questions, and the reasons why some cannot be built."""
     store = kept.store("questions", plan)
     questions = list[Question]()
     remarks = list[str]()
@@ -166,33 +170,34 @@ def _questions(
 
 @dataclass(frozen=True)
 class PortRow:
-    """One line of the result: who is asked what, and where the answers lie. `same` is the row whose
-    answer counts here too, for the questions that are its very own."""
+    """One row of the result: a server, its questions and the place of the answers. `same` is the
+    row whose answers count here too, for questions that are identical in both."""
 
     port: Port
-    asked: Sequence[tuple[Question, Question]]  # as it is told apart, and as it is put
+    asked: Sequence[tuple[Question, Question]]  # as it is identified, and as the server gets it
     store: Store
     same: Store | None = None
 
     def store_of(self, question: Question, put: Question) -> Store:
-        """Where the answer to a question lies."""
+        """Return the place of the answer to a question."""
         return self.same if self.same is not None and put is question else self.store
 
     def answers(self) -> list[tuple[Question, Answer]]:
-        """Every question with its answer."""
+        """Return every question with its answer."""
         pairs = list[tuple[Question, Answer]]()
         for question, put in self.asked:
             pairs.append((question, self._answer(question, put)))
         return pairs
 
     def _answer(self, question: Question, put: Question) -> Answer:
-        """Read the kept answer to a question."""
+        """Return the kept answer to a question."""
         store = self.store_of(question, put)
         name = f"{question.name}.json"
         return read_values(Answer, store.get(name), store.file(name))
 
     def kept(self) -> list[tuple[Question, Answer]]:
-        """Every question that was answered before, as it was put, with its answer."""
+        """Return every question that was answered before, in the wording that the server got, with
+        its answer."""
         pairs = list[tuple[Question, Answer]]()
         for question, put in self.asked:
             if self.store_of(question, put).has(f"{question.name}.json"):
@@ -200,8 +205,10 @@ class PortRow:
         return pairs
 
     def is_of_another_model(self) -> bool:
-        """Ask up to three answered questions of the greatest length again; return True if every
-        answer differs from the kept one. One may differ: kernels round by what else they compute.
+        """Return True if the server now gives other answers than the kept ones.
+
+        It gets up to three answered questions of the greatest length again, and all answers must
+        differ. One may differ, because rounding in kernels depends on the rest of their batch.
         """
         replies = [(put, answer) for put, answer in self.kept() if answer.said]
         longest = max((put.length for put, _ in replies), default=0)
@@ -211,7 +218,7 @@ class PortRow:
         )
 
     def cuts(self, plan: PortPlan) -> Cuts:
-        """Find the lengths whose prompts the server cut, as far as its usage shows it."""
+        """Return the lengths whose prompts the server cut, as far as its usage shows it."""
         by_length = dict[int, list[Answer]]()
         for question, answer in self.answers():
             by_length.setdefault(question.length, []).append(answer)
@@ -221,7 +228,8 @@ class PortRow:
 def _rows(
     plan: PortPlan, questions: Sequence[Question], counts: Mapping[str, Count], kept: Kept
 ) -> dict[str, PortRow]:
-    """The server's row, and the same questions with their text cut to the trained window."""
+    """Return the server's row, and a row with the same questions truncated to the trained
+    window."""
     answers = kept.store(PORT, plan)
     own = PortRow(plan.port, [(q, q) for q in questions], answers)
     if plan.window is None or not questions:
@@ -236,7 +244,7 @@ def _rows(
 
 @dataclass(frozen=True)
 class Unanswered:
-    """A question of a row as it is put, and where its answer will lie."""
+    """A question of a row in the wording for the server, and the place for its answer."""
 
     row: PortRow
     question: Question
@@ -245,11 +253,11 @@ class Unanswered:
 
     @property
     def file(self) -> Path:
-        """Of its answer; two rows may have it in common."""
+        """The file of its answer; two rows may share it."""
         return self.store.file(f"{self.question.name}.json")
 
     def ask(self) -> Answer:
-        """What the server makes of it."""
+        """Return the server's answer to the question."""
         return answered(self.row.port, self.put)
 
     def keep(self, answer: Answer) -> None:
@@ -258,7 +266,8 @@ class Unanswered:
 
 
 def _unanswered(rows: Mapping[str, PortRow]) -> tuple[list[Unanswered], int]:
-    """Every question that no file answers yet, once; and how many of the rows' are answered."""
+    """Return every question that no file answers yet, once, and the number of answered ones over
+    all rows."""
     waiting = dict[Path, Unanswered]()
     there = 0
     for row in rows.values():
@@ -272,7 +281,7 @@ def _unanswered(rows: Mapping[str, PortRow]) -> tuple[list[Unanswered], int]:
 
 
 def _say_when(rows: Mapping[str, PortRow], asking: Asking) -> None:
-    """Tell when the answers were given that are used again."""
+    """Print the dates of the answers that are used again."""
     dates = set[str]()
     for row in rows.values():
         dates |= {answer.date for _, answer in row.kept()}
@@ -281,9 +290,11 @@ def _say_when(rows: Mapping[str, PortRow], asking: Asking) -> None:
 
 
 def _estimate(plan: PortPlan, waiting: Sequence[Unanswered], counts: Mapping[str, Count]) -> str:
-    """Estimate the time of the questions from the speed of a short prompt, which the server answers
-    after a shorter one: the first may load the model. A server need not read a text again for its
-    other questions, so the estimate is a range."""
+    """Return an estimate of the time for the questions from the speed of a short prompt.
+
+    The server answers it after a shorter one, because the first request may load the model. A
+    server need not read a text again for its other questions, so the estimate is a range.
+    """
     total = 0
     longest = dict[str, int]()
     for one in waiting:
@@ -310,10 +321,10 @@ def _estimate(plan: PortPlan, waiting: Sequence[Unanswered], counts: Mapping[str
 def _ask(
     plan: PortPlan, rows: Mapping[str, PortRow], counts: Mapping[str, Count], asking: Asking
 ) -> int:
-    """Ask what no file answers yet; how many questions were answered before.
+    """Ask every question that no file answers yet; return how many were answered before.
 
-    What is refused beside other questions is asked once more alone: the slots of llama-server share
-    one cache, in which prompts have room one by one and not together.
+    A question that the server refused while others ran is sent once more alone: the slots of
+    llama-server share one cache, which may have room for each prompt but not for several together.
     """
     parallel = plan.options.parallel
     waiting, there = _unanswered(rows)
@@ -339,7 +350,7 @@ def _ask(
 
 
 def _read(plan: PortPlan, kept: Kept, asking: Asking) -> int:
-    """Read what of the texts no file holds yet; how many readings were there."""
+    """Read the losses that no file holds yet; return how many were there."""
     if plan.reads is None:
         return 0
     longest = plan.reads.frame.longest
@@ -363,7 +374,7 @@ def _read(plan: PortPlan, kept: Kept, asking: Asking) -> int:
 
 @dataclass(frozen=True)
 class Requests:
-    """What a server is asked, each piece by a request that says how many tokens it was."""
+    """The requests to a server; each returns the number of tokens that it took."""
 
     what: str
     pieces: Sequence[Callable[[], int]]
@@ -373,7 +384,7 @@ class Requests:
 
 
 def _do(work: Requests, parallel: int, asking: Asking) -> None:
-    """Do so many pieces at a time; Ctrl-C ends it after those in hand."""
+    """Do `parallel` pieces at a time; Ctrl-C ends the work after the running ones."""
     hooks = asking.hooks
     if work.pieces:
         amount = f"{len(work.pieces)} {work.what}: {work.total:,} tokens"
@@ -392,20 +403,20 @@ def _do(work: Requests, parallel: int, asking: Asking) -> None:
                 finished, pending = wait(pending, 0.5, FIRST_COMPLETED)
                 done += sum(future.result() for future in finished)
                 ended += len(finished)
-                # Each question in hand is ended once before the first estimate of the time left.
+                # Every running question ends once before the first estimate of the remaining time.
                 if finished and ended >= min(parallel, len(work.pieces)):
                     hooks.show(done, work.total, work.what)
         finally:
             for future in pending:
                 future.cancel()
-    # What was in hand is kept too.
+    # The answers to the running requests are kept too.
     done += sum(future.result() for future in pending if not future.cancelled())
     asking.stop_if_asked(done + work.there)
 
 
 @dataclass(frozen=True)
 class FirstWords:
-    """Asks for the first word of a text, which a server that cut the start cannot repeat."""
+    """A test with the first word of a text, which a server that cut the start cannot repeat."""
 
     plan: PortPlan
     row: PortRow
@@ -413,7 +424,8 @@ class FirstWords:
     asking: Asking
 
     def tested(self, cuts: Cuts) -> Cuts:
-        """Test the lengths of which the usage does not show whether the server cut them.
+        """Return the cuts, after a test of each length whose usage does not show whether the server
+        cut it.
 
         The server cut a length if it answers the deeper questions, repeats the first word of a
         short text, and cannot repeat the first word of a text of that length.
@@ -449,7 +461,8 @@ class FirstWords:
 
 
 def _first_word(plan: PortPlan, question: Question, length: int, count: Count) -> dict[str, Any]:
-    """Ask for the first word of a text of a length."""
+    """Ask for the first word of a text of this length; return the word, the answer, and whether it
+    has the word."""
     rng = derived_rng(plan.wish.seed, "first word", length)
     word = "-".join(rng.sample(NOUNS, 2))
     shorter = cut(question, count, length - WITNESS, plan.wish.api)
@@ -463,7 +476,8 @@ def _first_word(plan: PortPlan, question: Question, length: int, count: Count) -
 
 
 def _scored(row: PortRow, reasons: Mapping[int, str]) -> list[tuple[ItemScore, Answer]]:
-    """Score every question. If a length was cut, all its prompts were, but for the refused ones."""
+    """Return the score of every question. If a length was cut, all its prompts were, except refused
+    ones."""
     out = list[tuple[ItemScore, Answer]]()
     for question, answer in row.answers():
         if question.length in reasons and answer.outcome != REFUSED:
@@ -520,12 +534,12 @@ def _write(
 
 
 def _source(port: Port, store: str) -> ModelSource:
-    """Return which server a row was read by, and where its answers are kept."""
+    """Return the server that gave a row's answers, and the store that keeps them."""
     return ModelSource(model=port.model, target=port.limit, store=store)
 
 
 def _add_texts(plan: PortPlan, kept: Kept, models: dict[str, MeasuredModel]) -> None:
-    """Add the numbers of the texts to the rows that they are of."""
+    """Add the numbers of the texts to their rows."""
     if plan.reads is None:
         return
     stores = {label: kept.store(label, plan) for label in plan.text_labels}
@@ -535,7 +549,7 @@ def _add_texts(plan: PortPlan, kept: Kept, models: dict[str, MeasuredModel]) -> 
             assert plan.plain is not None
             source = _source(plan.plain, kept.store_name(label, plan))
             model = MeasuredModel(kind=BASE, source=source, numbers=port_numbers(()))
-        assert model.numbers is not None  # every row has those of its answers
+        assert model.numbers is not None  # every row has the numbers of its answers
         models[label] = replace(
             model,
             source=replace(model.source, passes=plan.reads.regimes(label)),

@@ -1,4 +1,4 @@
-"""What is asked of a running server, decided before the first question."""
+"""Plan the evaluation of a running server before the first question."""
 
 import json
 import math
@@ -31,9 +31,9 @@ from ropext.results.values import Bootstrap
 PORT = "port"
 CUT = "cut"  # the two rows
 KIB = 1024
-SHORTEST = 1024  # of the lengths, where nothing says what the window is
-MOST_LENGTHS = 8  # where none are named
-ROOM = 1  # token that a server generates behind a text whose losses it tells
+SHORTEST = 1024  # length, if nothing states the window
+MOST_LENGTHS = 8  # if the user gives none
+ROOM = 1  # token that a server generates after a text whose losses it returns
 NO_LOSSES = (
     "perplexity is not measured: {} tells no log-probabilities of a prompt, as vLLM and SGLang do"
 )
@@ -50,13 +50,13 @@ class PortPlan:
     window: tuple[int, str] | None
     wish: Wish
     texts: tuple[str, ...]
-    losses: TokenLosses | None = None  # where it tells them, and texts are given to read
+    losses: TokenLosses | None = None  # if it returns them, and the user gives texts
     reads: TextPlan | None = None  # with the texts as tokens
-    remarks: tuple[str, ...] = ()  # what is not measured, and why
+    remarks: tuple[str, ...] = ()  # the metrics that are not measured, and why
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The rows that there will be."""
+        """The labels of the rows to measure."""
         labels = [PORT]
         if self.window is not None:
             labels.append(CUT)
@@ -66,7 +66,7 @@ class PortPlan:
 
     @property
     def text_labels(self) -> tuple[str, ...]:
-        """The rows that have a perplexity."""
+        """The labels of the rows with a perplexity."""
         if self.reads is None:
             return ()
         if self.reads.base is None:
@@ -75,14 +75,14 @@ class PortPlan:
 
     @property
     def context(self) -> int:
-        """The trained window; where nobody says it, the longest length."""
+        """The trained window; the longest length if nobody states it."""
         if self.window is None:
             return self.wish.lengths[-1]
         return self.window[0]
 
     @property
     def decides(self) -> dict[str, Json]:
-        """What must be equal for a run to go on in its folder."""
+        """The values that must be equal for a run to resume in its folder."""
         plain = self.plain
         further = dict[str, Json]()
         if self.reads is not None:
@@ -105,7 +105,7 @@ class PortPlan:
         }
 
     def workdir(self, output: Path, command: Sequence[str]) -> Workdir:
-        """The folder of the run."""
+        """Return the folder of the run."""
         about = {
             "words": list(clean_command(command)),
             "names": self.options.deciding(CONTENT, NEUTRAL) | {"models": {PORT: self.port.model}},
@@ -114,7 +114,7 @@ class PortPlan:
 
 
 def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> PortPlan:
-    """Ask who is there, and decide lengths and questions."""
+    """Return the plan: query the servers, and decide lengths and questions."""
     url = options.endpoint or ""
     port = _port(url, options, model)
     plain: Port | None = None
@@ -151,8 +151,8 @@ def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> P
 
 
 def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
-    """The same, with texts to read; the plain server reads them through the short window, where it
-    can."""
+    """Return the plan with texts to read. The server of the unscaled model reads them through the
+    short window, if it can."""
     assert plan.losses is not None
     frame = EvaluationSettings(
         plan.context,
@@ -174,7 +174,7 @@ def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
 
 
 def _no_base(plan: PortPlan) -> str | None:
-    """Why no server reads the texts through the short window."""
+    """Return why no server reads the texts through the short window; None if one can."""
     if plan.window is None:
         return "give --context, or --against what was extended"
     if plan.plain is None:
@@ -182,7 +182,7 @@ def _no_base(plan: PortPlan) -> str | None:
     limit = plan.plain.limit
     needed = min(plan.window[0], plan.wish.lengths[-1]) + ROOM
     if limit is not None and needed > limit:
-        # vLLM takes no more than the config says, which is the window.
+        # vLLM takes no more tokens than the config states, and that is the window.
         override = json.dumps({"max_position_embeddings": needed})
         return (
             f"{plan.plain.server.root} takes {limit} tokens, and windows of {needed - ROOM} are "
@@ -200,8 +200,8 @@ def _port(url: str, options: AskPort, model: str | None) -> Port:
 
 
 def lengths_of(options: AskPort, port: Port, window: int | None, room: int = 0) -> tuple[int, ...]:
-    """The lengths that are asked for, else doubling up to what the server says that it takes; texts
-    are read with `room` for what is generated."""
+    """Return the requested lengths; without any, lengths that double up to the server's limit. For
+    texts, `room` tokens of the limit are left for the generated ones."""
     if options.lengths:
         if port.limit is not None and options.lengths[-1] + room > port.limit and room:
             raise UsageError(
@@ -221,8 +221,9 @@ def lengths_of(options: AskPort, port: Port, window: int | None, room: int = 0) 
 
 
 def quick_lengths(window: int | None, limit: int) -> tuple[int, ...]:
-    """Return the trained context (a quarter of the limit if that is not longer, or nobody says it),
-    the limit, and a length halfway between them in doublings."""
+    """Return three lengths: the trained context, the server's limit, and one halfway between them
+    in doublings. A quarter of the limit replaces the context if that is unknown or not shorter than
+    the limit."""
     shortest = limit // 4
     if window is not None and window < limit:
         shortest = window
@@ -233,7 +234,7 @@ def quick_lengths(window: int | None, limit: int) -> tuple[int, ...]:
 
 
 def plan_lines(plan: PortPlan) -> list[str]:
-    """What will be asked, and how many questions could decide."""
+    """Return sentences about the planned questions and how many could decide."""
     port = plan.port
     limit = "no stated limit"
     if port.limit is not None:
@@ -278,7 +279,7 @@ def _questions_line(plan: PortPlan) -> str:
     tokens = at_each * sum(wish.lengths)
     if plan.window is not None:
         for length in wish.lengths:
-            # The same server answers a question that is not truncated once.
+            # The same server answers a question only once if it is not truncated.
             if length > plan.window[0] or plan.plain is not None:
                 tokens += at_each * min(length, plan.window[0])
     line = (

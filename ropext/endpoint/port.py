@@ -1,4 +1,4 @@
-"""One served model: how it is asked a question in words, and what it replies."""
+"""Ask one served model a question in words, and parse its reply."""
 
 import http.client
 import re
@@ -13,18 +13,18 @@ SHOWN = 300  # characters of a server's error
 KEPT = 2000  # characters of an answer
 THOUGHT = re.compile(r"(?s)<think>.*?(?:</think>|\Z)")
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-REASONING = ("reasoning_content", "reasoning")  # where servers put what a model thinks
+REASONING = ("reasoning_content", "reasoning")  # keys in which servers return a model's thoughts
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: an answer, or the error with which a server refused."""
+    """The reply of a server: an answer, or the error with which it refused."""
 
     said: str = ""
     has_thought: bool = False
     ran_out: bool = False  # it was still writing when its tokens were spent
-    tokens: int | None = None  # of the prompt, as the server counted
-    cached: int = 0  # of these, what it had read before
+    tokens: int | None = None  # the prompt's tokens, as the server counted
+    cached: int = 0  # its tokens that the server had read before
     error: str = ""
 
 
@@ -34,18 +34,20 @@ class Port:
 
     server: Server
     model: str
-    limit: int | None  # tokens that it says it takes
+    limit: int | None  # the most tokens, as the server states
     api: str = "chat"
     template_args: JsonObject = field(default_factory=dict)
-    told: JsonObject = field(default_factory=dict)  # what tells this model from another one there
+    # values that distinguish this model from another one there
+    told: JsonObject = field(default_factory=dict)
 
     @property
     def identity(self) -> dict[str, Json]:
-        """Return what a run stores of the server, to notice another model at its next call."""
+        """The values that a run stores about the server, to notice another model at its next
+        call."""
         return {"url": self.server.root, "model": self.model, "limit": self.limit, **self.told}
 
     def named(self, text: str) -> dict[str, Json]:
-        """The part of a request that says which model is to read what."""
+        """Return the part of a request with the model and the prompt."""
         if self.api == "completions":
             return {"model": self.model, "prompt": text}
         request: dict[str, Json] = {
@@ -57,7 +59,7 @@ class Port:
         return request
 
     def ask(self, text: str, room: int) -> Reply:
-        """Ask greedily, with so many tokens for the answer."""
+        """Return the reply to a prompt, decoded greedily, with `room` tokens for the answer."""
         request = self.named(text) | {"max_tokens": room, "temperature": 0, "stream": False}
         status, body = self.reached(PATHS[self.api], request)
         if status >= 400:
@@ -65,8 +67,8 @@ class Port:
         return reply_of(self.server.parsed(PATHS[self.api], body))
 
     def reached(self, path: str, request: JsonObject) -> tuple[int, bytes]:
-        """A status and an answer; a server that is lost, wants a key or has no such path ends the
-        run."""
+        """Return the status and the body of an answer. Raise, which ends the run, if the server is
+        lost or busy, wants an API key or lacks the path."""
         root = self.server.root
         try:
             status, body = self.server.patiently(path, request)
@@ -92,14 +94,14 @@ class Port:
 
 
 def error_text(status: int, body: bytes) -> str:
-    """A server's own words on one line, and no more of them than a line shows."""
+    """Return a server's own words on one line, cut to the length that a line shows."""
     text = scrub(body.decode(errors="replace"))  # a server may repeat its key
     words = " ".join(text[: 4 * SHOWN].split())
     return f"HTTP {status}: {words[:SHOWN]}"
 
 
 def reply_of(answer: JsonObject) -> Reply:
-    """What a completion says, whatever of it is missing or of another kind."""
+    """Return the reply in a completion, also if parts of it are missing or of another kind."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return Reply(error="an answer without choices")
@@ -112,7 +114,7 @@ def reply_of(answer: JsonObject) -> Reply:
     thought = "".join(_text(told, name) for name in REASONING)
     said = THOUGHT.sub("", written).strip()
     ran_out = choice.get("finish_reason") == "length"
-    if not said and not ran_out:  # it ended by itself: what it thought is all that it says
+    if not said and not ran_out:  # it ended by itself: its thoughts are its whole answer
         said = thought.strip()
     usage = _object(answer, "usage")
     return Reply(
@@ -125,7 +127,7 @@ def reply_of(answer: JsonObject) -> Reply:
 
 
 def _object(data: JsonObject, key: str) -> JsonObject:
-    """An object in another one; an empty one where there is none."""
+    """Return an object in another one; an empty one if there is none."""
     value = data.get(key)
     if isinstance(value, dict):
         return value
@@ -133,7 +135,7 @@ def _object(data: JsonObject, key: str) -> JsonObject:
 
 
 def _text(data: JsonObject, key: str) -> str:
-    """A text in an object; an empty one where there is none."""
+    """Return a text in an object; an empty one if there is none."""
     value = data.get(key)
     if isinstance(value, str):
         return value
@@ -141,7 +143,7 @@ def _text(data: JsonObject, key: str) -> str:
 
 
 def _count(data: JsonObject, key: str) -> int | None:
-    """A number of tokens in an object, where there is a credible one."""
+    """Return a number of tokens in an object, if it has a credible one."""
     value = data.get(key)
     if type(value) is int and 0 <= value < MOST_TOKENS:
         return value

@@ -1,5 +1,8 @@
-"""Questions in words for a server: the same for every server that counts alike, and the same with
-their text cut to a window."""
+"""Build questions in words for a server, and the same questions with their text truncated to a
+window.
+
+They are equal for all servers that count alike.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,15 +15,15 @@ from ropext.options.tasks.item import Request, TooShort, derived_rng
 from ropext.options.tasks.own import OwnQuestion, haystacks_of, too_long
 from ropext.results.measurement import Store
 
-LEAST_ROOM = 32  # tokens for an answer that says more than what is asked for
+LEAST_ROOM = 32  # tokens for an answer with more than the wanted words
 KIND = 2000  # characters of the text by which a task's texts are counted
-STEPS = 12  # of the search for the longest text that fits
-NEAR = 0.985  # of a window is filled at least
+STEPS = 12  # steps of the search for the longest text that fits
+NEAR = 0.985  # the least share of a window to fill
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question over a text, and how many tokens its prompt was counted to have."""
+    """One question over a text, and the counted number of tokens in its prompt."""
 
     task: str
     length: int
@@ -31,11 +34,12 @@ class Question:
 
     @property
     def name(self) -> str:
-        """Of the file of its answer."""
+        """The name of the file of its answer."""
         return f"{self.task}-{self.length}-{self.index}-{self.asked.digest}"
 
     def prompt(self, api: str) -> str:
-        """A user's words; to a model that goes on with a text, also how its answer begins."""
+        """Return the words for the model; for the completions API also the beginning of its
+        answer."""
         if api == "chat" or not self.asked.opening:
             return self.asked.prompt
         return f"{self.asked.prompt}\n{self.asked.opening}"
@@ -43,7 +47,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Wish:
-    """Which questions are asked."""
+    """The questions that a plan wants."""
 
     tasks: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -60,7 +64,7 @@ class Wish:
         return [task for task in self.tasks if task not in self.own]
 
     def groups(self) -> Iterator[tuple[int, str, int, tuple[float, ...]]]:
-        """Length, task, index and depths of every haystack, the shortest first."""
+        """Yield length, task, index and depths of every haystack, the shortest first."""
         for length in self.lengths:
             for task in self.bundled:
                 for index, depths in find_task(task).groups(self.depths, self.items):
@@ -68,12 +72,12 @@ class Wish:
 
 
 def room_of(worded: Worded) -> int:
-    """Tokens that an answer may take."""
+    """Return the number of tokens that an answer may take."""
     return max(worded.room, LEAST_ROOM)
 
 
 def counts_of(wish: Wish, counting: Counting) -> dict[str, Count]:
-    """How the texts of each task are counted."""
+    """Return the count for the texts of each task."""
     counts = dict[str, Count]()
     for task in wish.tasks:
         counts[task] = counting.of_kind(_of_kind(task, wish))
@@ -81,7 +85,7 @@ def counts_of(wish: Wish, counting: Counting) -> dict[str, Count]:
 
 
 def _of_kind(task: str, wish: Wish) -> str:
-    """A text such as a task has."""
+    """Return a text of the kind that a task has."""
     for own, questions in wish.own.items():
         if own == task:
             return questions[0].text[:KIND]
@@ -97,8 +101,8 @@ def _of_kind(task: str, wish: Wish) -> str:
 
 
 def build(wish: Wish, counts: dict[str, Count], kept: Store) -> Iterator[list[Question] | str]:
-    """The questions of each haystack, those of an earlier call as they were; where a length holds
-    none of a task, why."""
+    """Yield the questions of each haystack, as an earlier call kept them if it did. Yield a
+    sentence instead if a length holds none of a task."""
     too_short = set[tuple[str, int]]()
     for length, task, index, depths in wish.groups():
         if (task, length) in too_short:
@@ -153,7 +157,7 @@ def _built(wish: Wish, count: Count, task: str, wanted: Request) -> list[Questio
 
 
 def _read(entry: dict[str, Json]) -> Question:
-    """A question as it was kept."""
+    """Return a kept question."""
     asked = entry["asked"] | {"references": tuple(entry["asked"]["references"])}
     return Question(**(entry | {"asked": Asked(**asked)}))
 
@@ -161,8 +165,8 @@ def _read(entry: dict[str, Json]) -> Question:
 def cut_alike(
     questions: Sequence[Question], counts: Mapping[str, Count], window: int, api: str
 ) -> list[tuple[Question, Question]]:
-    """Every question, and as it is put over the end of its text. Questions over one text share what
-    is left of it, so that a server reads it once."""
+    """Return each question, paired with itself over the end of its text. Questions over one text
+    share its remaining part, so a server reads it once."""
     longest = dict[str, Question]()
     for question in questions:
         other = longest.setdefault(question.asked.text, question)
@@ -211,7 +215,7 @@ def cut(question: Question, count: Count, window: int, api: str) -> Question:
 
 
 def _end(text: str, length: int) -> str:
-    """The last characters of a text, from the beginning of a word on."""
+    """Return the last characters of a text, from the beginning of a word on."""
     if length <= 0:
         return ""
     start = len(text) - length
@@ -224,5 +228,5 @@ def _end(text: str, length: int) -> str:
 
 
 def sentences_of(texts: Sequence[str]) -> tuple[str, ...]:
-    """The sentences of texts, of which a haystack is made."""
+    """Return the sentences of texts, as material for a haystack."""
     return tuple(sentence for text in texts for sentence in split_sentences(text))

@@ -1,4 +1,4 @@
-"""The report of a running server's answers: Markdown, pictures, one HTML file."""
+"""Write the report of a running server's answers: Markdown, pictures, one HTML file."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,8 @@ def write_port_report(run: Measurement) -> None:
 
 
 def _pictures(run: Measurement) -> Drawn:
-    """Depth by length, of the questions that were read; none where matplotlib is not installed."""
+    """Return pictures of depth by length over the questions that the server read; none if
+    matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         return {}
     models = {

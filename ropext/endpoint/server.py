@@ -1,7 +1,7 @@
-"""The client of an OpenAI-compatible server: whose port it is, one request, and what it serves.
+"""Talk to an OpenAI-compatible server: its address, one request, and the model that it serves.
 
-A server is a stranger. Its answer has a deadline for the whole of it and a limit of bytes, is
-strict JSON, and is never followed elsewhere; the key goes to the address that was named, and is
+A server is untrusted. Its whole answer has a deadline and a limit of bytes, and must be strict
+JSON. No redirect is followed. The API key goes only to the address that the user gave, and is
 written nowhere.
 """
 
@@ -22,7 +22,7 @@ from ropext.base.errors import InputError, NoServer
 from ropext.base.jsontext import Json, JsonObject, digest, parse_object
 
 TIMEOUT = 600.0  # seconds for one whole answer
-FIRST_TIMEOUT = 30.0  # the same for the first one, which needs no model's work
+FIRST_TIMEOUT = 30.0  # the same for the first answer, which needs no work of a model
 KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the server's key, if it wants one
 OF_A_MODEL = ("root", "parent", "meta")  # in /v1/models; the name and the limit are known already
 OF_LLAMA_SERVER = ("model_path", "build_info", "chat_template")  # in /props
@@ -31,12 +31,13 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 ANSWER_LIMIT = 4 << 20  # bytes; five candidates take a few hundred, a list of models some thousand
 MOST_TOKENS = 1 << 40
 BUSY = (429, 503)  # too many requests; still loading, or overloaded
-PATIENCE = 300.0  # seconds that a busy server is waited for
+PATIENCE = 300.0  # seconds to wait for a busy server
 PAUSES = (1.0, 30.0)  # seconds between two requests to a busy server, the first and the longest
 
 
 class _Refusing(urllib.request.HTTPRedirectHandler):
-    """Takes no redirect: whoever answers there was not named, and gets no prompt."""
+    """A handler that raises for a redirect: the user did not name its target, so it gets no
+    prompt."""
 
     def redirect_request(
         self,
@@ -54,7 +55,7 @@ class _Refusing(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class Server:
-    """A server's address, and how to talk to it."""
+    """The address of a server, and the limits of its requests."""
 
     root: str
     key: str | None = field(default=None, repr=False)
@@ -64,11 +65,11 @@ class Server:
     pauses: tuple[float, float] = PAUSES
 
     def get(self, path: str) -> dict[str, Json] | None:
-        """The JSON object at a path, or None where this kind of server has no such path."""
+        """Return the JSON object at a path, or None if this kind of server has no such path."""
         return self._object(path)
 
     def post(self, path: str, question: JsonObject) -> dict[str, Json] | None:
-        """The JSON object that a path answers, or None where it answers no such question."""
+        """Return the JSON object that a path answers, or None if it refuses the request."""
         return self._object(path, question)
 
     def _object(self, path: str, question: JsonObject | None = None) -> dict[str, Json] | None:
@@ -78,7 +79,8 @@ class Server:
         return self.parsed(path, body)
 
     def patiently(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
-        """The status and the answer; one that is busy or still loads its model is waited for."""
+        """Return the status and the answer; wait for a server that is busy or still loads its
+        model."""
         end = monotonic() + self.patience
         pause, longest = self.pauses
         while True:
@@ -89,12 +91,12 @@ class Server:
             pause = min(2 * pause, longest)
 
     def parsed(self, path: str, body: bytes) -> dict[str, Json]:
-        """The JSON object that an answer is."""
+        """Return the JSON object in an answer."""
         return parse_object(body, f"--endpoint {self.root}: the answer of {path}")
 
     def call(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
-        """The status and the answer, whole before the deadline: a byte a second passes every limit
-        of a single read."""
+        """Return the status and the answer. It must be whole before the deadline, because a server
+        that sends a byte per second keeps every limit of a single read."""
         answer: Future[tuple[int, bytes]] = Future()
 
         def read() -> None:
@@ -132,7 +134,7 @@ class Server:
         with answer:
             while piece := answer.read1(1 << 16):
                 if monotonic() >= end:
-                    raise self._late()  # what came so far is no answer
+                    raise self._late()  # a part is no answer
                 body += piece
                 if len(body) > self.most_bytes:
                     mib = self.most_bytes >> 20
@@ -141,7 +143,7 @@ class Server:
 
 
 def server_at(url: str) -> Server:
-    """A server by its address, with or without the trailing /v1."""
+    """Return the server at an address, with or without the trailing /v1."""
     try:
         parts = urllib.parse.urlsplit(url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -159,8 +161,8 @@ def server_at(url: str) -> Server:
 
 
 def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[str, int | None]:
-    """The model's name there, and the server's context limit; of several, the first, or the one
-    that is wanted."""
+    """Return the served model's name and the server's context limit. If there are several models,
+    it is the wanted one, else the first."""
     try:
         models = server.get("/v1/models")
         if models is None or not models.get("data"):
@@ -185,7 +187,7 @@ def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[s
 
 
 def _entry(models: Json, wanted: str | None, url: str) -> Json:
-    """The first of the models that a server lists, or the one with the wanted name."""
+    """Return the first model that a server lists, or the one with the wanted name."""
     if wanted is None:
         return models[0]
     for entry in models:
@@ -196,16 +198,16 @@ def _entry(models: Json, wanted: str | None, url: str) -> Json:
 
 
 def require_server(url: str) -> None:
-    """Refuse an address at which no server answers, before anything is opened or loaded."""
+    """Raise if no server answers at an address, before anything is opened or loaded."""
     hasty = replace(server_at(url), deadline=FIRST_TIMEOUT, patience=0.0)
     served_model(hasty, url)
 
 
 def _limit(server: Server, entry: JsonObject) -> Json:
-    """How many tokens a model takes, where its server says."""
+    """Return how many tokens a model takes, if its server states it."""
     if entry.get("max_model_len"):  # vLLM and SGLang
         return entry["max_model_len"]
-    props = server.get("/props") or {}  # llama-server; of one slot, which is what a request gets
+    props = server.get("/props") or {}  # llama-server: the limit of one slot, as a request gets one
     slot = props.get("default_generation_settings")
     if slot and slot.get("n_ctx"):
         return slot["n_ctx"]
@@ -217,7 +219,7 @@ def _limit(server: Server, entry: JsonObject) -> Json:
 
 
 def _loaded_limit(server: Server, name: Json) -> Json:
-    """How many tokens LM Studio or Ollama gives a model that it has loaded."""
+    """Return how many tokens LM Studio or Ollama gives a loaded model."""
     for path, key, name_key in (
         ("/api/v0/models", "data", "id"),
         ("/api/ps", "models", "name"),
@@ -232,9 +234,9 @@ def _loaded_limit(server: Server, name: Json) -> Json:
 
 
 def identity_of(server: Server, model: str) -> dict[str, Json]:
-    """Return what a server tells of a model that stays the same from one request to the next.
+    """Return the properties of a model that stay the same from one request to the next.
 
-    `created` and `permission` of /v1/models are left out: servers make them anew for each request.
+    `created` and `permission` of /v1/models are left out: servers make new ones for each request.
     """
     listed = (server.get("/v1/models") or {}).get("data")
     told = dict[str, Json]()
@@ -250,7 +252,7 @@ def identity_of(server: Server, model: str) -> dict[str, Json]:
 
 
 def _shown(value: Json) -> Json:
-    """Return a short value as it is, and a digest of one that no message could show."""
+    """Return a short value as it is, and the digest of a value that is too long for a message."""
     if isinstance(value, str | int | float) and len(str(value)) <= MOST_SHOWN:
         return value
     return digest(value)

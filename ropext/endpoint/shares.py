@@ -1,5 +1,5 @@
-"""The numbers of a server's answers: shares with intervals that count haystacks, how many became
-what, and how far the text is read."""
+"""Compute the numbers of a server's answers: shares with intervals that count haystacks, outcomes,
+and the length up to which it reads."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +19,7 @@ from ropext.results.retrieval import (
 )
 from ropext.results.values import Z95, Value
 
-ENOUGH = 0.9  # of the answers are found where a length counts as read
+ENOUGH = 0.9  # the least share found at a length that counts as read
 
 Scores = Sequence[tuple[ItemScore, Answer]]
 
@@ -37,7 +37,7 @@ def port_numbers(scores: Scores) -> ModelNumbers:
 
 
 def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
-    """`TASK@C` and `found@C`, over the questions whose answers say how the text was read."""
+    """Return `TASK@C` and `found@C`, over the questions whose prompts the server read."""
     read = [item for item in items if item.is_read]
     values = dict[str, Value]()
     for (task, length), group in sorted(grouped(read, "task", "length").items()):
@@ -48,8 +48,8 @@ def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
 
 
 def _outcomes(scores: Scores) -> list[dict[str, Json]]:
-    """Per length: how many became what, the tokens of the prompts, and the first reason of each
-    kind."""
+    """Return for each length the number of questions by outcome, the tokens of the prompts, and the
+    first reason of each kind."""
     by_length = dict[int, list[tuple[ItemScore, Answer]]]()
     for item, answer in scores:
         by_length.setdefault(item.length, []).append((item, answer))
@@ -57,7 +57,7 @@ def _outcomes(scores: Scores) -> list[dict[str, Json]]:
 
 
 def _outcome_row(length: int, scores: Scores) -> dict[str, Json]:
-    """The same of one length."""
+    """Return the same for one length."""
     counts = dict.fromkeys(OUTCOMES, 0)
     counted = list[int]()
     used = list[int]()
@@ -80,15 +80,15 @@ def _outcome_row(length: int, scores: Scores) -> dict[str, Json]:
 
 
 def _ends(numbers: Sequence[int]) -> list[int] | None:
-    """The smallest and the largest, where there are any."""
+    """Return the smallest and the largest number; None if there are none."""
     if not numbers:
         return None
     return [min(numbers), max(numbers)]
 
 
 def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str, Json]:
-    """The longest length up to which at least 90 % are found: by the share itself, and by the lower
-    end of its interval. A length of which something was refused or cut is not reached."""
+    """Return the longest length up to which at least 90 % are found: by the share itself, and by
+    the lower end of its interval. A length with a refused or cut question is not reached."""
     by_point = 0
     by_interval = 0
     interval_holds = True
@@ -106,8 +106,8 @@ def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str
 
 
 def deciding_questions() -> int:
-    """How many questions, all of them found, put the lower end of the interval at 90 %: Wilson's is
-    then n / (n + z²)."""
+    """Return how many questions, if all are found, put the lower end of the interval at 90 %.
+    Wilson's lower end is then n / (n + z²)."""
     z2 = Z95**2
     least = ENOUGH * z2 / (1 - ENOUGH)
     return int(least) + 1

@@ -1,4 +1,4 @@
-"""What a running server answered, as tables and sentences."""
+"""Present the answers of a running server as tables and sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ WORDS = {
 
 
 def endpoint_of(run: Measurement) -> JsonObject:
-    """Return what is known of the server that a run asked."""
+    """Return the facts about the server of a run."""
     assert run.facts.endpoint is not None  # a run of a server has it
     return run.facts.endpoint
 
@@ -35,7 +35,8 @@ def _numbers_of(run: Measurement, label: str) -> ModelNumbers:
 
 
 def port_tables(run: Measurement) -> list[Table]:
-    """Shares by length beside those on cut text, depths, and what became of the questions."""
+    """Return tables of the shares by length, full and truncated, of the depths, and of the
+    outcomes."""
     tables = [_shares(run)]
     tables += _by_task(run)
     tables += [_depths(run), _outcomes(run)]
@@ -44,14 +45,14 @@ def port_tables(run: Measurement) -> list[Table]:
 
 
 def _texts(run: Measurement) -> list[Table]:
-    """The tables of a directory's evaluation, where texts were read."""
+    """Return the tables of a directory's evaluation, if texts were read."""
     if not run.facts.documents:
         return []
     return text_tables(replace(run, facts=replace(run.facts, headline="tail")))
 
 
 def row_names(run: Measurement) -> dict[str, str]:
-    """How the two rows are called."""
+    """Return the names of the two rows."""
     endpoint = endpoint_of(run)
     names = {PORT: endpoint["model"]}
     if CUT in run.models:
@@ -67,7 +68,7 @@ def _rows(run: Measurement) -> list[tuple[str, dict[str, Value]]]:
 
 
 def _shares(run: Measurement) -> Table:
-    """The two rows, and their difference over the same questions."""
+    """Return the two rows, and their difference over the same questions."""
     lengths = run.frame.lengths
     note = (
         "share of needles found, over the answered questions, with its 95 % interval (questions "
@@ -83,7 +84,7 @@ def _shares(run: Measurement) -> Table:
 
 
 def _by_task(run: Measurement) -> list[Table]:
-    """A table for each task, where there are several."""
+    """Return a table for each task, if there are several."""
     tasks = list(_numbers_of(run, PORT).retrieval)
     if len(tasks) < 2:
         return []
@@ -96,7 +97,7 @@ def _by_task(run: Measurement) -> list[Table]:
 
 
 def _depths(run: Measurement) -> Table:
-    """Found by depth and length, of the server's own row."""
+    """Return the share found by depth and length, for the server's own row."""
     cells = list[HeatCell]()
     for cells_of_task in _numbers_of(run, PORT).retrieval.values():
         cells += cells_of_task
@@ -121,7 +122,7 @@ def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
 
 
 def _outcomes(run: Measurement) -> Table:
-    """How many questions became what."""
+    """Return the number of questions by outcome."""
     outcomes = _numbers_of(run, PORT).outcomes or ()
     has_usage = any(row["used"] is not None for row in outcomes)
     header = ["length", "tokens counted"]
@@ -149,7 +150,7 @@ def _range(ends: Sequence[int] | None) -> str:
 
 
 def port_lines(run: Measurement) -> list[str]:
-    """What the numbers say, and why some questions were not read."""
+    """Return the verdicts of the numbers, and why some questions were not read."""
     endpoint = endpoint_of(run)
     lines = list[str]()
     for label, name in row_names(run).items():

@@ -1,5 +1,5 @@
-"""The perplexity of a server: its reading of the user's texts, and a plain server's through the
-short window, kept document by document."""
+"""Compute the perplexity of a server over the user's texts, and of an unscaled server through the
+short window. Readings are kept document by document."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,17 +25,17 @@ WHOLE, SHORT = "pass", "short"  # folders of readings
 
 @dataclass(frozen=True)
 class PortTexts:
-    """The texts as tokens: the ones that an evaluation of a directory takes of the same data."""
+    """The texts as tokens: the same ones that an evaluation of a directory takes from this data."""
 
     documents: Documents
     ids: tuple[Ids, ...]
-    bos: int | None  # with which each begins
+    bos: int | None  # the first token of each
     counts: JsonObject  # of documents, for results
 
 
 @dataclass(frozen=True)
 class TextPlan:
-    """Who reads the texts; `base` is a server of the unscaled model."""
+    """The servers that read the texts; `base` is a server of the unscaled model."""
 
     frame: EvaluationSettings
     texts: PortTexts
@@ -44,24 +44,24 @@ class TextPlan:
 
     @property
     def hashes(self) -> list[str]:
-        """By which the documents are known."""
+        """The hashes that identify the documents."""
         return [one[self.frame.longest] for one in self.texts.documents.prefix_hashes]
 
     @property
     def decides(self) -> JsonObject:
-        """What the numbers follow from."""
+        """The values that decide the numbers."""
         bos = self.texts.bos
         return {"documents": self.hashes, "bos": bos, "short_window": SHORT_WINDOW}
 
     def regimes(self, label: str) -> dict[str, int]:
-        """The pass length of each folder of readings."""
+        """Return the pass length of each folder of readings."""
         longest = self.frame.longest
         if label == BASE:
             return {SHORT: longest}
         return {f"{WHOLE}-{longest}": longest}
 
     def units(self, label: str) -> Iterator[tuple[str, Callable[[], TokenNll]]]:
-        """The file of each document's reading, and how it is read."""
+        """Yield the file of each document's reading, and the function that reads it."""
         (regime,) = self.regimes(label)
         for ids, name in zip(self.texts.ids, self.hashes, strict=True):
             yield array_name(regime, name), self._reader(label, ids)

@@ -1,7 +1,7 @@
-"""A tokenizer of the user's, which counts where a server does not: a directory's, or a GGUF's.
+"""Load a user's tokenizer, from a directory or a GGUF, to count tokens if the server does not.
 
-Of a GGUF the vocabulary and the merges are read, and words are split as GPT-2 splits them: a count
-to within some hundredths, which the server's own usage is then held against.
+From a GGUF the vocabulary and the merges are read, and words are split as GPT-2 splits them. Such a
+count is exact to some hundredths; it is compared with the server's own usage.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ MERGES = "tokenizer.ggml.merges"
 
 
 class FileTokenizer:
-    """A tokenizer.json as documents need a tokenizer, without transformers."""
+    """A tokenizer.json with the interface that documents need of a tokenizer, without
+    transformers."""
 
     is_fast = True
 
@@ -31,7 +32,7 @@ class FileTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """What it puts before a text."""
+        """The token that it puts before a text; None if it puts none."""
         alone = self.encode("a", add_special_tokens=False)
         whole = self.encode("a", add_special_tokens=True)
         if whole[:1] == alone[:1]:
@@ -39,17 +40,17 @@ class FileTokenizer:
         return whole[0]
 
     def encode(self, text: str, *, add_special_tokens: bool, verbose: bool = False) -> list[int]:
-        """Ids of a text."""
+        """Return the ids of a text."""
         return list(self.coder.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def __call__(self, text: str, *, add_special_tokens: bool, **_: bool) -> dict[str, list[Any]]:
-        """Ids of a text, and where each token of it begins and ends."""
+        """Return the ids of a text, and the offsets at which each token begins and ends."""
         coded = self.coder.encode(text, add_special_tokens=add_special_tokens)
         return {"input_ids": list(coded.ids), "offset_mapping": list(coded.offsets)}
 
 
 def text_tokenizer(place: Path) -> FileTokenizer:
-    """The tokenizer of a directory, which encodes texts as the model reads them."""
+    """Return the tokenizer of a directory, which encodes texts as the model reads them."""
     if not (place / TOKENIZER).is_file():
         raise UsageError(
             f"perplexity is read of token ids, and {place} holds no {TOKENIZER}: give --tokenizer "
@@ -59,7 +60,8 @@ def text_tokenizer(place: Path) -> FileTokenizer:
 
 
 def tokenizer_at(place: str) -> Counted:
-    """How many tokens a text has for the tokenizer of a directory or of a GGUF file."""
+    """Return a function that counts a text's tokens with the tokenizer of a directory or a GGUF
+    file."""
     path = Path(place)
     file = path
     if path.is_dir():

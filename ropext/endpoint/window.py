@@ -1,4 +1,4 @@
-"""The trained window of what a server runs. A port's own numbers are its limit, never this."""
+"""Find the trained window of a served model. A server's own number is its limit, never this."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from ropext.files.schemes import read_positions
 
 
 def trained_window(context: int | None, against: str | None) -> tuple[int, str] | None:
-    """How many tokens it was trained on, and who says so: --context, or the original length of the
-    plan, directory or GGUF that --against names."""
+    """Return the number of tokens that a served model was trained on, and the source: --context, or
+    the original length in the plan, directory or GGUF of --against."""
     if context is not None:
         return context, "--context"
     if against is None:
