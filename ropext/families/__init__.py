@@ -1,7 +1,7 @@
 """Find the rotary embeddings in a config dict, and write new ones back.
 
 Pure: dict in, dict out. `table` has one row per family that is not flat, types.json the census of
-model types, defaults.json what absent keys mean, published.json what authors recommend.
+model types, defaults.json the meaning of absent keys, published.json the authors' recommendations.
 """
 
 from ropext.families.config import text_part

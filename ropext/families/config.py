@@ -1,6 +1,5 @@
-"""Read a config dict: typed values out of strangers' JSON, the census of model types, and where a
-composite keeps its text part.
-"""
+"""Read a config dict: typed values out of untrusted JSON, the census of model types, and the place
+of a composite's text part."""
 
 import json
 import math
@@ -16,8 +15,8 @@ from ropext.families.described import Facts, remembered_facts
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
 LARGEST = 1 << 40
-# What is built of a config, also of parts that nothing here reads; real models have at most 126
-# layers, 16,384 experts (Doge) and a million tokens.
+# Limits for everything that is built from a config, also for parts that nothing here reads. Real
+# models have at most 126 layers, 16,384 experts (Doge) and a million tokens.
 MOST_BUILT = {
     re.compile(r"(layers?|depths?|blocks)$"): 1 << 10,
     re.compile(r"experts$"): 1 << 16,
@@ -37,14 +36,13 @@ Kind = TypeVar("Kind")
 
 
 def shown(value: object) -> str:
-    """Return a value as it may stand in a sentence."""
+    """Return a value in the form for a sentence, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def named(key: str) -> str:
-    """Return a key as it may stand in a sentence: as it is, unless it is long or would not
-    print."""
+    """Return a key in the form for a sentence: unchanged, unless it is long or would not print."""
     return key if len(key) <= 60 and key.isprintable() else shown(key)
 
 
@@ -60,7 +58,7 @@ class Dict:
         return f"{self.where}.{named(key)}" if self.where else named(key)
 
     def wrong(self, key: str, wanted: str) -> InputError:
-        """Return the error that a value is not what it must be."""
+        """Return the error for a value that is not as `wanted`."""
         value = shown(self.values[key])
         return ConfigError(f"{self.name(key)} must be {wanted}, was {value}")
 
@@ -77,7 +75,8 @@ class Dict:
         return self.values.get(key) is not None
 
     def get(self, key: str, kind: type[Kind], of: str = "") -> Kind | None:
-        """Return a value of this type, None if it is absent; `of` says what a list must hold."""
+        """Return a value of this type, None if it is absent; `of` names the items of a list for the
+        error."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -120,7 +119,7 @@ class Dict:
         return float(value)
 
     def object(self, key: str) -> "Dict | None":
-        """Return the object that stands under a key, with its path."""
+        """Return the object under a key, with its path."""
         value = self.get(key, dict)
         return None if value is None else Dict(value, self.name(key))
 
@@ -143,7 +142,7 @@ class Dict:
         return out
 
 
-# What it would take to extend a type that is not rotary, or whose rotation no config reaches.
+# Why a type cannot be extended: it is not rotary, or no config reaches its rotation.
 REFUSALS = {
     "hard-coded": "rotates with a base that is fixed in its code, or with frequencies among its"
     " weights that replace the config's (ESM), so no config can scale it; only its code or those"
@@ -176,11 +175,11 @@ REFUSALS = {
 
 
 class Known(NamedTuple):
-    """What the census says about a model type."""
+    """The entry of a model type in the census."""
 
     scheme: str  # "rotary", "composite" or a key of REFUSALS
-    path: tuple[str, ...] = ()  # composite: where its text part stands
-    text: str = ""  # composite: the text part's type where its config does not name one
+    path: tuple[str, ...] = ()  # composite: the path of its text part
+    text: str = ""  # composite: the text part's type if its config does not name one
 
 
 @cache
@@ -196,7 +195,7 @@ def version() -> str:
 
 @cache
 def census() -> dict[str, Known]:
-    """Return what is known of every model type of that version."""
+    """Return the scheme of every model type of that version."""
     out: dict[str, Known] = {}
     for scheme, types in packaged("types.json").items():
         if scheme == "composite":
@@ -208,8 +207,8 @@ def census() -> dict[str, Known]:
 
 
 def defaults_of(kind: str, facts: Facts, *, composite: bool = False) -> dict[str, Any]:
-    """Return what absent keys mean for a rotary type; of a composite type the keys that it adds to
-    a text config that leaves them out."""
+    """Return the meaning of absent keys for a rotary type. For a composite type, return the keys
+    that it adds to a text config that omits them."""
     stored = packaged("defaults.json")["composites" if composite else "types"]
     if kind in stored:
         keys: dict[str, Any] = stored[kind]
@@ -230,7 +229,7 @@ def auto_class(model_type: str, facts: Facts) -> str:
 
 
 class UnknownType(InputError):
-    """A model type that neither the census nor anybody who opened its config knows."""
+    """A model type that is neither in the census nor described by whoever opened its config."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(unknown(kind))
@@ -238,7 +237,7 @@ class UnknownType(InputError):
 
 
 def parts(part: Dict) -> Iterator[Dict]:
-    """Yield an object of a config and all objects inside it, at any depth, those in lists too."""
+    """Yield an object of a config and all objects inside it, at any depth, also in lists."""
     yield part
     for key, value in part.values.items():
         for item in flat(value):
@@ -247,7 +246,7 @@ def parts(part: Dict) -> Iterator[Dict]:
 
 
 def flat(value: Any) -> Iterator[Any]:
-    """Yield a value, or what a list and the lists inside it hold."""
+    """Yield a value, or the items of a list and of the lists inside it."""
     if not isinstance(value, list):
         yield value
         return
@@ -256,7 +255,7 @@ def flat(value: Any) -> Iterator[Any]:
 
 
 def check_built(config: Dict) -> None:
-    """Refuse a size that would fill memory or time when the model is built for its proof."""
+    """Raise if a size would fill memory or time when the model is built for its proof."""
     for part in parts(config):
         for key, value in part.values.items():
             for kind, most in MOST_BUILT.items():
@@ -267,16 +266,17 @@ def check_built(config: Dict) -> None:
 
 
 class Located(NamedTuple):
-    """What a config is: its model type, and its text part with that one's scheme."""
+    """The identity of a config: its model type, and the type and scheme of its text part."""
 
     model_type: str
     text_type: str
     path: tuple[str, ...]  # to the text part inside the config
-    scheme: str  # of the census
+    scheme: str  # its scheme in the census
 
 
 def locate(config: dict[str, Any]) -> Located:
-    """Find the text part of a config, by the census, else by what whoever opened it found out."""
+    """Return the place of a config's text part, by the census, else by the remembered facts about
+    its types."""
     if not isinstance(config, dict):
         raise InputError(f"config.json must hold an object, held {shown(config)}")
     here = Dict(config)
@@ -287,7 +287,7 @@ def locate(config: dict[str, Any]) -> Located:
     types = list[str]()
     path: tuple[str, ...] = ()
     for _ in range(4):  # the deepest composite has two levels
-        # A config may name the class of a stock type beside a model type of its own.
+        # A config may have a model type of its own and the class of a stock type.
         stock, architecture = packaged("renamed.json")["same"].get(kind, (kind, None))
         classes = here.values.get("architectures")
         kind = stock if isinstance(classes, list) and architecture in classes else kind
@@ -316,7 +316,7 @@ def locate(config: dict[str, Any]) -> Located:
 
 
 def _own_code(config: Mapping[str, Any], kind: str) -> str:
-    """Say why stock transformers is not asked about a type; "" if it is asked."""
+    """Return why ropext does not ask stock transformers about a type; "" if it does."""
     if differs := packaged("renamed.json")["differs"].get(kind):
         return f"config.json: {kind} has its own code, which differs from {differs} in transformers"
     if config.get("auto_map"):
@@ -328,7 +328,8 @@ def _own_code(config: Mapping[str, Any], kind: str) -> str:
 
 
 def unknown(kind: str, lacks: str = "") -> str:
-    """Say that nobody knows a type; `lacks` says what the installed transformers does."""
+    """Return the sentence that a type is unknown; `lacks` is a clause about the installed
+    transformers."""
     beside = f" ({lacks})" * bool(lacks)
     return (
         f"config.json: model_type {shown(kind)} is not among the model types that this ropext"

@@ -1,7 +1,8 @@
-"""What stock transformers showed of model types that the census lacks.
+"""Keep the facts that stock transformers showed about model types that the census lacks.
 
-Whoever opens a config asks (stock.py) and hands the answer over; it is kept by that config, and by
-the config without the keys that an extension writes, for what is made of it in this process.
+The code that opens a config queries stock (stock.py) and stores the answer here. It is kept under
+that config, and under the config without the keys that an extension writes, so that this process
+finds it for results made from it.
 """
 
 import re
@@ -21,7 +22,7 @@ WRITTEN = re.compile(
 
 @dataclass(frozen=True)
 class Numbers:
-    """What one rotary module of a config computes."""
+    """The numbers that one rotary module of a config computes."""
 
     label: str
     inv_freq: tuple[float, ...]
@@ -30,24 +31,25 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Described:
-    """What stock transformers shows of one model type."""
+    """The facts that stock transformers shows about one model type."""
 
-    transformers: str  # the version that was asked
+    transformers: str  # the version that answered
     scheme: str  # "rotary", "composite" or a key of config.REFUSALS
-    path: tuple[str, ...]  # composite: where its text part stands
+    path: tuple[str, ...]  # composite: the path of its text part
     text: str  # composite: the type of that part
-    auto_class: str  # the class by which it is loaded; "" where none does
-    added: JsonObject  # composite: what it adds to a text part that leaves keys out
+    auto_class: str  # the class that loads it; "" if none does
+    added: JsonObject  # composite: the keys that it adds to a text part that omits them
     defaults: JsonObject  # what absent keys mean, as the entries of families/defaults.json
     row: JsonObject  # how its keys are read, as the fields of a family's row
-    rotates: tuple[bool | None, ...]  # of a small copy, whether each of its first layers turns
+    rotates: tuple[bool | None, ...]  # whether each of the first layers of a small copy rotates
     unseen: str  # why there is no small copy of it
     widths: tuple[int | None, ...]  # numbers that each layer's projections make keys and values of
-    asked: str  # the digest of the config that was asked about ...
-    numbers: tuple[Numbers, ...]  # ... and what stock computes of it
+    asked: str  # the digest of the queried config ...
+    numbers: tuple[Numbers, ...]  # ... and the numbers that stock computes from it
 
     def numbers_of(self, config: JsonObject) -> tuple[Numbers, ...]:
-        """What stock computes of a config; nothing where it was asked about another one."""
+        """Return the numbers that stock computes for a config; none if it was queried about another
+        config."""
         return self.numbers if digest(config) == self.asked else ()
 
 
@@ -58,14 +60,14 @@ _BY_SHAPE: dict[str, Facts] = {}
 
 
 def remember_facts(config: JsonObject, facts: Facts) -> None:
-    """Keep what was found out about the types of a config, for whoever reads it again."""
+    """Keep the facts about the types of a config, for later reads of it."""
     _BY_CONFIG.setdefault(digest(config), facts)
     _BY_SHAPE[_shape(config)] = facts
 
 
 def remembered_facts(config: JsonObject) -> Facts:
-    """What was found out about the types of a config, or of one that differs from it in the keys
-    that an extension writes."""
+    """Return the facts about the types of a config, or of a config that differs from it only in
+    keys that an extension writes."""
     facts = _BY_CONFIG.get(digest(config))
     if facts is None:
         return _BY_SHAPE.get(_shape(config), NO_FACTS)
@@ -73,12 +75,12 @@ def remembered_facts(config: JsonObject) -> Facts:
 
 
 def is_remembered(config: JsonObject) -> bool:
-    """Whether this very config was asked about, or was written here."""
+    """Return whether facts about this very config are kept."""
     return digest(config) in _BY_CONFIG
 
 
 def forget() -> None:
-    """Ask anew about every config."""
+    """Drop all kept facts."""
     _BY_CONFIG.clear()
     _BY_SHAPE.clear()
 
@@ -88,7 +90,7 @@ def _shape(config: JsonObject) -> str:
 
 
 def _without_written(value: Json) -> Json:
-    """A config without the keys that an extension writes, in its parts either."""
+    """Return a config without the keys that an extension writes, at any depth."""
     if isinstance(value, list):
         return [_without_written(item) for item in value]
     if not isinstance(value, Mapping):
@@ -101,5 +103,6 @@ def _without_written(value: Json) -> Json:
 
 
 def _may_stop_layers(item: Json) -> bool:
-    """Whether a rope key may say which layers rotate: by a list, or by a null in its dict."""
+    """Return whether a rope key may tell which layers rotate: by a list, or by a null in its
+    dict."""
     return isinstance(item, list) or (isinstance(item, Mapping) and None in item.values())

@@ -1,4 +1,4 @@
-"""The text part of a config: heads, layers, windows, and what the KV cache holds."""
+"""Read the text part of a config: heads, layers, windows, and the size of the KV cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NOT_ATTENTION = ("linear", "conv", "mamba", "recurrent", "moe", "ssm")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the config says, with the class default where it says nothing."""
+    """The sizes that the config states, or the class defaults of absent ones."""
 
     context: int
     layers: int | None
@@ -32,20 +32,20 @@ class Sizes:
     layer_types: tuple[str, ...]
     window: int | None
     layer_thetas: tuple[float, ...]
-    rotates: tuple[bool, ...]  # whether each layer does, where the config says so layer by layer
+    rotates: tuple[bool, ...]  # whether each layer does, if the config states it layer by layer
 
 
 class CacheLayer(NamedTuple):
-    """What one layer keeps in the KV cache."""
+    """The content of the KV cache for one layer."""
 
     values: int  # numbers per token
     window: int | None  # only of so many last tokens
-    rate: int | None = None  # and one entry for every so many tokens, beside the window
+    rate: int | None = None  # and one entry for every so many tokens, in addition to the window
     is_latent: bool = False  # one vector for all heads, from which keys and values are made
 
     def kept(self, tokens: int, step: int = 1, beside: int = 0) -> int:
-        """Return the numbers kept of so many tokens by an engine whose cache grows in steps, and
-        keeps more tokens `beside` a window."""
+        """Return the numbers kept for so many tokens by an engine whose cache grows by `step`
+        tokens. A windowed layer's window is longer by the engine's margin."""
         cells = -(-tokens // step) * step
         if self.window:
             cells = min(cells, -(-(self.window + beside) // step) * step)
@@ -54,7 +54,7 @@ class CacheLayer(NamedTuple):
 
 
 class TextConfig(Dict):
-    """The text part of a config, with the row of its type and what absent keys mean there."""
+    """The text part of a config, with the row of its type and the meaning of absent keys."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class TextConfig(Dict):
     ) -> None:
         super().__init__(values, where)
         self.type = text_type
-        # Lengths that the user states, where the config misstates or lacks them.
+        # Lengths that the user states, if the config misstates or lacks them.
         self.context = context
         self.original = original
         self.facts = facts
@@ -97,7 +97,7 @@ class TextConfig(Dict):
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Read and check every size."""
+        """The sizes of the config, each checked."""
         layers = self.size("num_hidden_layers", MOST_LAYERS)
         if layers is None and (pairs := self.size("num_layers", MOST_LAYERS)):
             layers = 2 * pairs  # LongCat: two attention layers in each
@@ -142,7 +142,7 @@ class TextConfig(Dict):
 
 
 def _own_kv_heads(text: TextConfig) -> int | None:
-    """Return the heads of keys and values of a family that has a key of its own for them."""
+    """Return the number of key/value heads for a family that has its own key for it."""
     holder, key = text.at(text.row.kv_heads)
     one = holder is text and text.get("multi_query", bool) is not False
     if one and not text.get("new_decoder_architecture", bool):  # Falcon's own rule
@@ -151,8 +151,8 @@ def _own_kv_heads(text: TextConfig) -> int | None:
 
 
 def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
-    """Return the type of each layer: as the config lists it, or as the class makes it by a key
-    that says of how many layers one is of another type, or by itself."""
+    """Return the type of each layer: from a list in the config, from a key with the interval of
+    another type, or from the class's own pattern."""
     for key in ("layer_types", "layers_block_type"):
         given = text.get(key, list, "strings")
         if given is None:
@@ -218,8 +218,8 @@ def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None,
 
 
 def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
-    """Tell for each layer whether it rotates. SmolLM 3 and Llama 4 list 1 or 0 for it; Muse and
-    Granite list a theta, or 0."""
+    """Return for each layer whether it rotates; an empty list if nothing states it. SmolLM 3 and
+    Llama 4 list 1 or 0; Muse and Granite list a theta, or 0."""
     given = text.numbers("no_rope_layers", zero=True)
     if not given and (text.row.zero_theta_stops or text.row.layer_thetas):
         given = text.numbers("layer_rope_theta", zero=True, most=LARGEST_THETA)
@@ -232,8 +232,8 @@ def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
 
 
 def label_size(text: TextConfig, label: Label | None, key: str) -> int | None:
-    """Return a size of the layers that use a label (Gemma 4's full layers have wider heads):
-    from per_layer_config, then from the key of their own, then from what holds for all layers."""
+    """Return a size of the layers that use a label (Gemma 4's full layers have wider heads). It is
+    in per_layer_config, else under a key of the label, else it is the size of all layers."""
     layered = text.object("per_layer_config")
     if label is not None and layered is not None:
         for index, kind in enumerate(text.sizes.layer_types):
@@ -247,8 +247,8 @@ def label_size(text: TextConfig, label: Label | None, key: str) -> int | None:
 
 
 def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
-    """Count the channels of a head that turn: head_dim times the partial factor if the family
-    reads one."""
+    """Return the number of rotating channels in a head: head_dim times the partial factor if the
+    family reads one."""
     key = label.rotation if label else text.row.dim
     head = label_size(text, label, key) or text.sizes.head_dim
     if head is None:
@@ -257,7 +257,7 @@ def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
             " the rotary dim is unknown"
         )
     if params["rope_type"] == "proportional" or (label and label.rotation != "head_dim"):
-        dim = head  # its pairs count over the whole head, also those that stand still
+        dim = head  # its pairs count over the whole head, also non-rotating pairs
     else:
         dim = int(head * partial_factor(text.row, params))
     if dim < 2 or dim % 2 or dim > MOST_ROTARY:
@@ -294,7 +294,7 @@ def is_windowed(layer_type: str) -> bool:
 
 
 def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
-    """Return what every layer keeps; None if a size is not known."""
+    """Return the cache of every layer; None if a size is not known."""
     sizes = text.sizes
     out = list[CacheLayer]()
     layers = sizes.layers or 0
@@ -318,7 +318,7 @@ def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
 
 
 def _cache_layer(text: TextConfig, index: int, kind: str) -> CacheLayer | None:
-    """Return what a layer of this kind keeps; None if a size is not known. If keys and values are
+    """Return the cache of a layer of this kind; None if a size is not known. If keys and values are
     one vector (DeepSeek V4), it is kept once."""
     row = text.row
     label = next((one for one in row.labels if kind in one.kinds), None)
@@ -344,7 +344,7 @@ def _cache_layer(text: TextConfig, index: int, kind: str) -> CacheLayer | None:
         values = key if shared else heads * (key + (text.size("v_head_dim") or key))
     rate = None
     if kind in row.compression:
-        # It keeps one entry for so many tokens beside its window.
+        # In addition to its window it keeps one entry for so many tokens.
         alias, default = row.compression[kind]
         rates = text.object("compress_rates")
         rate = text.integer(alias) or (rates.integer(kind) if rates else None) or default

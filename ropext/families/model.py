@@ -1,4 +1,4 @@
-"""The Model that follows from the position settings of a config, and the facts printed about it."""
+"""Build the Model from the position settings of a config, with the facts printed about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,10 +22,10 @@ from ropext.scaling.forms import Params
 from ropext.scaling.rope import ABSENT, Edit, Rope, RopeSite
 
 ORIGINAL = "original_max_position_embeddings"
-NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
+NAMED = ("yarn", "longrope", "llama3")  # types whose dict states the original length
 STRETCHED = ("linear", "proportional")
 
-# Keys that cap a loader's length when they stay behind; raised where they hold the old context.
+# Keys that cap a loader's length if they keep an old value; raised if they hold the old context.
 LENGTH_KEYS = (
     "max_position_embeddings",
     "max_sequence_length",
@@ -49,12 +49,12 @@ class Model:
 
     model_type: str
     text_type: str
-    path: tuple[str, ...]  # where the text part stands inside the config
+    path: tuple[str, ...]  # the path of the text part inside the config
     sites: tuple[RopeSite, ...]
-    # As stock has them, where it is known to differ from the authors.
+    # As stock has them, if it is known to differ from the authors.
     stock_sites: tuple[RopeSite, ...]
     context: int  # tokens it reads now
-    stated_context: int  # what its max_position_embeddings says
+    stated_context: int  # the value of its max_position_embeddings
     layers: int | None
     hidden_size: int | None
     heads: int | None
@@ -70,10 +70,10 @@ class Model:
     forms: tuple[str, ...]  # stock rope types that this family computes correctly
     temperature: str  # "whole", "rotated channels" or "cancelled" (a norm after the rotation)
     reach: int | None  # tokens that a model of windows alone can see; None = unlimited
-    kv_layers: tuple[CacheLayer, ...] | None  # of the layers that keep anything
+    kv_layers: tuple[CacheLayer, ...] | None  # the layers that keep anything
     notes: tuple[str, ...]
     obstacles: tuple[str, ...]  # why scaling cannot help here
-    asks_context: str = ""  # a sentence where the config leaves open how many tokens it reads ...
+    asks_context: str = ""  # a sentence if the config does not state how many tokens it reads ...
     asks_original: str = ""  # ... or read before the scaling that it declares
     described: Facts = field(default_factory=dict, repr=False)  # of types that the census lacks
 
@@ -85,9 +85,11 @@ class Model:
     def kv_bytes(
         self, tokens: int, bytes_per_value: int = 2, *, step: int = 1, beside: int = 0
     ) -> int | None:
-        """Return the KV cache of one sequence of `tokens`, if it is known. Windowed layers keep
-        their window only (for step and beside see CacheLayer); a masked language model reads all at
-        once and has none."""
+        """Return the bytes of the KV cache of one sequence of `tokens`; None if they are not known.
+
+        Windowed layers keep only their window (CacheLayer explains `step` and `beside`). A masked
+        language model reads all tokens at once and has no cache.
+        """
         if self.kv_layers is None or self.masked_lm:
             return None
         return bytes_per_value * sum(layer.kept(tokens, step, beside) for layer in self.kv_layers)
@@ -101,17 +103,17 @@ class Model:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong in a config that was written by somebody else."""
+    """An error in a config that somebody else wrote."""
 
     key: str
     sentence: str
-    fixable: bool = True  # by writing the spellings anew from what stock transformers reads
-    dropped: bool = False  # missed by those alone who do not know rope_parameters
+    fixable: bool = True  # by rewriting the spellings from the values that stock transformers reads
+    dropped: bool = False  # missed only by loaders that do not know rope_parameters
     disputed: bool = False  # two spellings disagree, and the config alone cannot say which is right
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
-    """List every value that changed, by path; lists and rope dicts of other types count as one
+    """Return every changed value by path; a list, or a rope dict of another type, counts as one
     value."""
     edits: list[Edit] = []
     for key in dict.fromkeys(old) | dict.fromkeys(new):
@@ -127,12 +129,12 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many tokens an embedding reads now, and how many before the scaling that its config
-    declares; a sentence asks for each that nothing says.
+    """The tokens that an embedding reads now, and the tokens before the scaling that its config
+    declares. For each that nothing states, a sentence requests it.
 
-    A dict of type linear, or proportional with a factor, names neither: max_position_embeddings is
-    the length before the scaling in some releases (Vicuna-16k) and after it in others
-    (DeepSeek-Coder).
+    A dict of type linear, or proportional with a factor, states neither. In some releases
+    max_position_embeddings is the length before the scaling (Vicuna-16k), in others the length
+    after it (DeepSeek-Coder).
     """
 
     now: int
@@ -144,21 +146,21 @@ class Lengths:
 
 @dataclass(frozen=True)
 class StatedLengths:
-    """The lengths that stand beside the rope dicts, and those that the user states."""
+    """The lengths that the config states outside the rope dicts, and the user's."""
 
     stated: int  # max_position_embeddings
-    context: int | None  # of the user: what it reads now ...
-    original: int | None  # ... and what it read before the scaling that it declares
-    trained: int  # what its family was trained on before a linear scaling; 0 = not known
-    named: int | None  # an original_max_position_embeddings beside the rope dict
-    # What other keys of a length hold, and the one of them that this family is released with.
+    context: int | None  # the user's: the tokens that it reads now ...
+    original: int | None  # ... and the tokens before the scaling that it declares
+    trained: int  # tokens that its family was trained on before a linear scaling; 0 = not known
+    named: int | None  # an original_max_position_embeddings outside the rope dict
+    # The values of other length keys, and of the key that this family is released with.
     others: Mapping[str, object]
     longer: int | None
-    source: str  # what a sentence calls that which states them
+    source: str  # the name, in sentences, of the place that states them
 
 
 def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
-    """Return the lengths of one embedding: its dict names the original one, or
+    """Return the lengths of one embedding: its dict states the original one, or
     max_position_embeddings does."""
     params = site.params
     stated = beside.stated
@@ -203,10 +205,10 @@ def _dynamic(beside: StatedLengths, stated: int) -> Lengths:
 
 
 def _named(beside: StatedLengths, kind: str, factor: float, stated: int, original: int) -> Lengths:
-    """Return the lengths of a dict that names its original one."""
+    """Return the lengths of a dict that states its original one."""
     extended = round(original * factor)
-    # Llama 3.1 itself says 8 * 8192 beside 131072; Qwen3's card has a yarn of 4 * 32768 put beside
-    # 40960.
+    # Llama 3.1 itself has 8 * 8192 with 131072; Qwen3's card adds a yarn of 4 * 32768 to a config
+    # with 40960.
     beyond = stated == original if kind != "yarn" else stated < extended
     if beside.context is not None or not beyond or factor <= 1:
         return Lengths(beside.context or stated, original)
@@ -218,7 +220,7 @@ def _named(beside: StatedLengths, kind: str, factor: float, stated: int, origina
 
 
 def _stretched(beside: StatedLengths, params: Params, stated: int) -> Lengths:
-    """Return the lengths of a dict that has a factor and names no length."""
+    """Return the lengths of a dict that has a factor and states no length."""
     factor = params["factor"]
     trained = beside.trained
     after = round(stated * factor)
@@ -256,8 +258,8 @@ def _alpha(beside: StatedLengths, stated: int) -> Lengths:
 def with_lengths(
     text: TextConfig, sites: tuple[RopeSite, ...], source: str
 ) -> tuple[tuple[RopeSite, ...], tuple[Lengths, ...], list[str]]:
-    """Return the sites with the two lengths that each reads and was made for, these lengths, and
-    what is to be said of them. `source` is what sentences call the config."""
+    """Return the sites with the length that each reads and its original one, these lengths, and
+    notes about them. `source` is the config's name in sentences."""
     stretched = any(site.params["rope_type"] in STRETCHED for site in sites)
     beside = StatedLengths(
         stated=text.sizes.context,
@@ -295,16 +297,16 @@ class Stated:
     text: TextConfig
     path: tuple[str, ...]  # to the text part inside the config
     sites: tuple[RopeSite, ...]
-    # As stock has them, where it is known to differ from the authors, and what is said of that.
+    # As stock has them, if it is known to differ from the authors, and notes about that.
     stock_sites: tuple[RopeSite, ...]
     departures_from_stock: tuple[str, ...]
-    lengths: tuple[Lengths, ...]  # of each site
+    lengths: tuple[Lengths, ...]  # one for each site
     mrope: bool
     notes: tuple[str, ...]
 
 
 def model_of(stated: Stated) -> Model:
-    """Return the model of these embeddings, with what is to be said about it."""
+    """Return the model of these embeddings, with its notes and obstacles."""
     text = stated.text
     row = text.row
     sizes = text.sizes
@@ -352,7 +354,8 @@ def model_of(stated: Stated) -> Model:
 
 
 def _observe(stated: Stated, context: int) -> tuple[list[str], list[str], int | None]:
-    """Say what windows mean for an extension: notes, obstacles, and the reach that they leave."""
+    """Return the consequences of windows for an extension: notes, obstacles, and the remaining
+    reach."""
     row = stated.text.row
     sizes = stated.text.sizes
     notes = [f"[family] {row.remark}"] if row.remark else []
@@ -396,12 +399,13 @@ def _observe(stated: Stated, context: int) -> tuple[list[str], list[str], int | 
 
 
 def _logit_scales(stated: Stated) -> list[str]:
-    """Note every key beside the spectrum that scales queries, logits or the softmax."""
+    """Return a note with every key outside the spectrum that scales queries, logits or the
+    softmax."""
     ropes: list[Mapping[str, Any]] = [site.params for site in stated.sites if site.scaled]
     named = []
     for scale in LOGIT_SCALES:
         if scale.key == "mscale_all_dim" and not stated.text.row.softmax_mscale:
-            continue  # other families read the pair as a part of the attention factor
+            continue  # other families use the two keys as a part of the attention factor
         holders = ropes if scale.in_rope else [stated.text.values]
         values = next((held for held in holders if held.get(scale.key)), None)
         if values is not None:
@@ -426,8 +430,8 @@ def _forms(row: Family, sites: tuple[RopeSite, ...], notes: list[str]) -> tuple[
 
 
 def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bool) -> Rope:
-    """Return the embedding that a complete rope dict says, of so many rotating channels. Refuse
-    what would divide by zero in the form's arithmetic."""
+    """Return the embedding that a complete rope dict describes, with so many rotating channels.
+    Raise ConfigError for values that would divide by zero in the form's arithmetic."""
     kind = params["rope_type"]
     if params["rope_theta"] <= 1:
         raise ConfigError(f"rope_theta must be above 1, was {params['rope_theta']:g}")
@@ -464,7 +468,7 @@ def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bo
 
 
 def rotating_layers(row: Family, sizes: Sizes) -> int | None:
-    """Count the layers that rotate, of a model with one embedding for all."""
+    """Return the number of layers that rotate, for a model with one embedding for all."""
     if not sizes.layer_types:
         return sizes.layers and sizes.layers - sizes.rotates.count(False)
     kinds = [kind for kind in sizes.layer_types if attends(kind)]
@@ -474,7 +478,8 @@ def rotating_layers(row: Family, sizes: Sizes) -> int | None:
 
 
 def scaled_alone(sites: list[RopeSite], windowed: Mapping[str, bool]) -> tuple[RopeSite, ...]:
-    """Mark the sites whose layers see all tokens as scaled; if all layers see windows, mark all."""
+    """Return the sites with those marked as scaled whose layers see all tokens; all of them if
+    every layer sees a window."""
     marked = [replace(site, scaled=not windowed[site.label]) for site in sites]
     if marked and not any(site.scaled for site in marked):
         return tuple(replace(site, scaled=True) for site in marked)

@@ -1,8 +1,8 @@
-"""The rope dicts of a text config, in every spelling, as one dict per rotary embedding.
+"""Read the rope dicts of a text config, in every spelling, as one dict per rotary embedding.
 
-The order of precedence is transformers 5's: legacy `rope_scaling` before `rope_parameters`, a key
-inside the dict before the same at top level, then the class default. Spellings that disagree are
-reported, not resolved.
+The order of precedence is that of transformers 5: legacy `rope_scaling` before `rope_parameters`, a
+key inside the dict before the same at top level, then the class default. Spellings that disagree
+are reported, not resolved.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from ropext.families.table import LOGIT_SCALES, Family, Label
 from ropext.scaling import forms
 from ropext.scaling.forms import Params
 
-# The keys that a form is made of; every other key of a rope dict is kept as it stands.
+# The keys that make a form; every other key of a rope dict is kept unchanged.
 FORM_KEYS = frozenset(
     (
         "rope_type",
@@ -42,7 +42,7 @@ FORM_KEYS = frozenset(
         "alpha",
     )
 )
-# Keys that scale queries and are no form's own: a rope dict that loses one is another model.
+# Keys that scale queries and belong to no form: a rope dict that loses one is another model.
 QUERY_KEYS = tuple(s for s in LOGIT_SCALES if s.in_rope and s.key not in FORM_KEYS)
 LENGTHS = ("original_max_position_embeddings",)
 LISTS = ("short_factor", "long_factor")
@@ -51,7 +51,7 @@ NUMBERS = tuple(sorted(FORM_KEYS - {"rope_type", "type", "truncate", *LENGTHS, *
 BETAS = ("beta_fast", "beta_slow")
 SMALLEST_BETA = 1e-100
 MAY_BE_ZERO = ("mscale", "mscale_all_dim", "beta_slow", "beta_fast", "alpha")
-# Aliases that stand for "plain rotation"; "su" and Phi-3's "yarn" were early names of longrope.
+# Aliases of plain rotation; "su" and Phi-3's "yarn" were early names of longrope.
 TYPE_NAMES = {"mrope": "default", "su": "longrope"}
 
 
@@ -102,7 +102,8 @@ def normalised(source: Dict, family: Family) -> Params:
 
 
 def _refuse_misspelt(key: str, source: Dict) -> None:
-    """Name the key that was meant, where one letter or two make it a key that nothing reads."""
+    """Raise ConfigError with the key that was meant, if this key differs from it by one letter or
+    two and nothing reads it."""
     near = difflib.get_close_matches(key, FORM_KEYS - source.values.keys(), 1, 0.9)
     if near:
         raise ConfigError(
@@ -111,7 +112,8 @@ def _refuse_misspelt(key: str, source: Dict) -> None:
 
 
 def keep_query_scales(standing: Params, new: Params) -> Params:
-    """Return the new dict with what the scaling of queries reads, as the old one has it."""
+    """Return the new dict with every key that the scaling of queries reads, as the old dict has
+    it."""
     read = [key for s in QUERY_KEYS if s.key in standing for key in (s.key, *s.beside)]
     return new | {key: standing[key] for key in read if key in standing}
 
@@ -121,7 +123,8 @@ _MAY_MISS = ("rope_theta", "partial_rotary_factor", "attn_factor", "short_mscale
 
 
 def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Problem]:
-    """Yield where two dicts for the same embedding would give different spectra."""
+    """Yield the differences by which two dicts for the same embedding would give different
+    spectra."""
     scaling = {s.key for s in QUERY_KEYS} & (a.keys() | b.keys())
     keys = FORM_KEYS | {"partial_rotary_factor"} | scaling
     read = scaling | {key for s in QUERY_KEYS if s.key in scaling for key in s.beside}
@@ -137,14 +140,14 @@ def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Pro
 
 
 def scalar_conflicts(places: list[tuple[str, float]]) -> Iterator[Problem]:
-    """Yield where theta or the partial factor has different values at several places."""
+    """Yield each pair of places at which theta or the partial factor has different values."""
     for one, two in itertools.pairwise(places):
         if not forms.agree(one[1], two[1]):
             yield conflict(one, two)
 
 
 def follows_from_lengths(longrope: Params, target: int) -> bool:
-    """Tell whether stock derives this attention factor from the two lengths that the config
+    """Return whether stock derives this attention factor from the two lengths that the config
     states, so that it need not be written."""
     wanted = longrope.get("attention_factor")
     if wanted is None or "short_mscale" in longrope:
@@ -154,8 +157,8 @@ def follows_from_lengths(longrope: Params, target: int) -> bool:
 
 
 def _three_keys(text: TextConfig, short: Params, whole: Params) -> Params:
-    """Return Phi-3's legacy dict of three keys, with what stock derives for those that `whole`
-    has."""
+    """Return Phi-3's legacy dict of three keys, with stock's derived value for each further key of
+    `whole`."""
     original = text.integer("original_max_position_embeddings")
     original = original or text.defaults.get("original_max_position_embeddings")
     stated = text.integer("max_position_embeddings") or text.defaults["max_position_embeddings"]
@@ -189,7 +192,7 @@ def _completed(params: Params, **defaults: float | None) -> Params:
 
 
 def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
-    """Return the one dict of a flat family, complete, and where its spellings disagree."""
+    """Return the one dict of a flat family, complete, and the conflicts between its spellings."""
     row = text.row
     defaults = text.defaults
     sources = [text.object("rope_scaling"), text.object("rope_parameters")]
@@ -225,7 +228,7 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
 
 
 def turning_share(text: TextConfig) -> float | None:
-    """Return the share of a head that turns, if the class counts the other channels by
+    """Return the share of a head that rotates, if the class counts the other channels by
     themselves."""
     turning = text.size(text.row.dim)
     still = text.size(text.row.still)
@@ -233,7 +236,7 @@ def turning_share(text: TextConfig) -> float | None:
 
 
 def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
-    """Yield where stock would turn another share of a head than the config's channels."""
+    """Yield a problem if stock would rotate another share of a head than the config's channels."""
     name = "partial_rotary_factor"
     share = turning_share(text)
     read = share if not given or given[0][0].endswith("rope_parameters") else 1.0
@@ -246,8 +249,8 @@ def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -
 
 
 def _lost(text: TextConfig, given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
-    """Yield what rope_parameters alone holds while rope_scaling wins: stock reads the class
-    default."""
+    """Yield a problem for each key that rope_parameters alone has while rope_scaling wins: stock
+    reads the class default."""
     (winner, _), (loser, ignored) = given
     above = text.number("partial_rotary_factor") if text.row.still else None
     for key in ("rope_theta", "partial_rotary_factor"):
@@ -257,7 +260,7 @@ def _lost(text: TextConfig, given: list[tuple[str, Params]], current: Params) ->
 
 
 def _refuse_nested(sources: list[Dict]) -> None:
-    """Refuse a dict per layer type in a model that has one embedding for all."""
+    """Raise ConfigError for a dict per layer type in a model that has one embedding for all."""
     for source in sources:
         inner = [key for key, value in source.values.items() if isinstance(value, dict)]
         if inner and len(inner) == len(source.values):
@@ -306,8 +309,8 @@ def _rotating_share(text: TextConfig) -> float | None:
 
 
 def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
-    """Return what a label's dict lacks: class defaults, and before them top-level keys that hold
-    one number for all layers or one for each."""
+    """Return the keys that complete a label's dict: class defaults, and before them top-level keys
+    with one number for all layers or one for each."""
     row = text.row
     kinds = text.sizes.layer_types
     out: dict[str, Params] = dict(text.defaults.get("rope", {}))
@@ -327,8 +330,8 @@ def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
 
 
 def _refuse_unread_type(flat: Dict) -> None:
-    """Refuse a scaling that is named by `type` alone: transformers 5 lays a flat dict over one
-    whose rope_type is "default" and never sees it; transformers 4 did."""
+    """Raise ConfigError for a scaling that only `type` names. transformers 5 merges a flat dict
+    into one with the rope_type "default", so it never sees the scaling; transformers 4 did."""
     kind = flat.values.get("type")
     if flat.values.get("rope_type") is None and kind not in (None, "default"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a model's authors publish about its length: published.json, one recipe per model shape."""
+"""Hold the authors' recipes for a model's length: published.json, one recipe per model shape."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ _NAMES = {"yarn": "YaRN", "llama3": "llama3", "longrope": "LongRoPE"}
 
 @dataclass(frozen=True)
 class Witness:
-    """What others than the authors say of the same models, and where."""
+    """A statement about the same models by others than the authors, with its source."""
 
     said: str
     source: str
@@ -27,7 +27,7 @@ class Witness:
 
 
 class PlannedScaling(Protocol):
-    """What of a plan is compared with a recipe."""
+    """The part of a plan that is compared with a recipe."""
 
     @property
     def model(self) -> Model: ...
@@ -43,10 +43,10 @@ class PlannedScaling(Protocol):
 
 @dataclass(frozen=True)
 class Published:
-    """A recipe, where it stands, and the configs that it is for."""
+    """A recipe, its source, and the configs that it is for."""
 
     models: str
-    types: list[str]  # of the text part
+    types: list[str]  # types of the text part
     stated: int  # max_position_embeddings as released
     method: str  # "" = its authors publish none
     context: int
@@ -55,18 +55,18 @@ class Published:
     theta: float | None = None
     head_dim: int | None = None
     ships: bool = False  # the released config has it
-    options: str = ""  # flags that the method needs beside
+    options: str = ""  # further flags that the method needs
     keys: dict[str, Any] = field(default_factory=dict)  # of its rope dict, beyond those above
-    date: str = ""  # of the source
-    card: int | None = None  # tokens that the authors' card states, where the config states less
-    others: tuple[Witness, ...] = ()  # who say something else, or saw what happens
+    date: str = ""  # date of the source
+    card: int | None = None  # tokens that the authors' card states, if the config states less
+    others: tuple[Witness, ...] = ()  # sources that state something else, or observed the result
 
     @property
     def how(self) -> str:
         return f"{_NAMES[self.method]} {self.factor:g} from {self.context:,}"
 
     def fits(self, model: Model) -> bool:
-        """Tell whether the config has this recipe, or is the released one without it."""
+        """Return whether the config has this recipe, or is the released one without it."""
         site = model.scaled_sites[0]
         lengths = (self.stated, round(self.context * self.factor))
         shape = model.text_type in self.types and model.stated_context in lengths
@@ -75,7 +75,7 @@ class Published:
         return shape and (self.carried(model) or not (self.ships or site.rope.is_scaled))
 
     def carried(self, model: Model) -> bool:
-        """Tell whether the config's rope dict is this recipe."""
+        """Return whether the config's rope dict is this recipe."""
         site = model.scaled_sites[0]
         stated = (site.params["rope_type"], site.params.get("factor"), site.rope.original_context)
         return stated == (self.method, self.factor, self.context)
@@ -86,7 +86,7 @@ class Published:
         return round(self.context * self.factor)
 
     def spectrum(self, model: Model, target: int) -> Spectrum:
-        """Compute the recipe's RoPE frequencies for a target, from the released rope dict."""
+        """Return the recipe's RoPE frequencies for a target, from the released rope dict."""
         site = model.scaled_sites[0]
         released = dict(site.params) if self.ships else {}
         lengths = {
@@ -98,25 +98,26 @@ class Published:
         return forms.read(released | self.keys | lengths, site.rope, target)
 
     def is_method_of(self, plan: PlannedScaling) -> bool:
-        """Tell whether a plan takes this recipe's method from its context, and reaches no
+        """Return whether a plan takes this recipe's method from its context, and reaches no
         further."""
         same = (plan.method, plan.context) == (self.method, self.context)
         return same and plan.target <= self.longest
 
     def agrees(self, plan: PlannedScaling) -> bool:
-        """Tell whether a plan has this recipe's frequencies and attention factor, at its factor or
-        at a smaller one."""
+        """Return whether a plan has this recipe's frequencies and attention factor, at its factor
+        or at a smaller one."""
         if not self.is_method_of(plan):
             return False
         return forms.same(plan.main.wanted, self.spectrum(plan.model, plan.target))
 
     def understates(self, context: int, target: int) -> bool:
-        """Tell whether the config states less than its authors' card, which reaches the target."""
+        """Return whether the config states less than its authors' card, which reaches the
+        target."""
         return self.card is not None and context == self.stated and target <= self.card
 
     @property
     def why_length_alone(self) -> str:
-        """Why the length alone is to be raised, up to the card's."""
+        """The reason to raise the length alone, up to the card's."""
         place = f"{self.date}; {self.source}"
         seen = "; ".join(one.sentence for one in self.others)
         return (
@@ -126,7 +127,8 @@ class Published:
 
     @property
     def contradiction(self) -> str:
-        """What others say of the same models, and how to find out; "" where none does."""
+        """The statements of others about the same models, and a way to decide; "" if there are
+        none."""
         if not self.others or not self.method:
             return ""
         seen = "; ".join(one.sentence for one in self.others)
@@ -137,7 +139,8 @@ class Published:
         )
 
     def against(self, plan: PlannedScaling) -> str:
-        """Say whether a plan is this recipe, and else which options are."""
+        """Return a clause that compares a plan with this recipe; if they differ, it has the
+        recipe's options."""
         if self.card is not None:
             return (
                 f"its authors' card states {self.card:,} tokens ({self.models}; {self.source}):"

@@ -1,4 +1,4 @@
-"""A config dict in, its rotary embeddings out."""
+"""Read the rotary embeddings of a config dict."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,20 +32,20 @@ from ropext.scaling.rope import CONFIG, RopeSite
 # How many layers predict further tokens, as DeepSeek, Qwen and MiniMax call it.
 PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
-# Of a number that stock computes in float32; the proof of an extension is stricter.
+# For a number that stock computes in float32; the proof of an extension is stricter.
 STOCK_BOUND = 1e-4
 
 
 def rope_dicts(text: TextConfig) -> list[Dict | None]:
-    """Return the two rope dicts of a text config, None for one that is absent."""
+    """Return the two rope dicts of a text config, None for an absent one."""
     return [text.object("rope_scaling"), text.object("rope_parameters")]
 
 
 def departures_from_stock(
     text: TextConfig, sites: tuple[RopeSite, ...]
 ) -> tuple[list[str], tuple[RopeSite, ...]]:
-    """Say where stock transformers computes another spectrum than the authors' own code, and give
-    the embeddings that stock has where they are not the ones extended."""
+    """Return notes on the differences between stock transformers and the authors' own code, and the
+    embeddings that stock computes."""
     out = []
     built = {site.label: site for site in sites}
     for site in sites:
@@ -89,8 +89,11 @@ def departures_from_stock(
 
 
 def read(config: dict[str, Any], context: int | None = None, original: int | None = None) -> Model:
-    """Read what a config says about positions; `context` replaces a trained length that it
-    misstates, `original` is the one before its scaling, where it does not say that."""
+    """Return the model that a config describes; raise InputError if its spellings conflict.
+
+    `context` replaces a trained length that the config misstates. `original` is the length before
+    its scaling, if the config does not state it.
+    """
     model, conflicts = interpret(config, context, original)
     if conflicts:
         raise InputError(conflicts[0].sentence)
@@ -108,8 +111,8 @@ def interpret(
     original: int | None = None,
     source: str = CONFIG,
 ) -> tuple[Model, list[Problem]]:
-    """Return what stock transformers 5 makes of a config, which sentences call `source`, and
-    where its spellings contradict that."""
+    """Return the model that stock transformers 5 reads from a config, and the spellings that
+    contradict it. `source` is the config's name in sentences."""
     model_type, text_type, path, scheme = locate(config)
     if scheme != "rotary":
         raise UnsupportedModel(f"{text_type!r} {REFUSALS[scheme]}")
@@ -161,7 +164,7 @@ def interpret(
 
 
 def _is_mrope(text: TextConfig) -> bool:
-    """Tell whether images turn by three axes: by their class, or by one of the rope dicts."""
+    """Return whether images rotate by three axes: by their class, or by one of the rope dicts."""
     if text.type in table.MROPE or any(d and d.has("mrope_section") for d in rope_dicts(text)):
         return True
     about = text.facts.get(text.type)
@@ -171,9 +174,9 @@ def _is_mrope(text: TextConfig) -> bool:
 def _described(
     model_type: str, text: TextConfig, config: Mapping[str, Any], sites: tuple[RopeSite, ...]
 ) -> list[str]:
-    """Note that stock described a type which the census lacks, the text part's or the composite's
-    around it. UnsupportedModel where the config that it was asked about has, as read here, other
-    numbers than stock computes."""
+    """Return a note if stock described a type that the census lacks: the type of the text part or
+    of the composite around it. Raise UnsupportedModel if stock computes other numbers from the
+    queried config than ropext does."""
     kind = text.type
     about = text.facts.get(text.type)
     if about is None:
@@ -204,32 +207,32 @@ def _described(
 
 
 def _counted(about: Described) -> str:
-    """Say by what the KV cache of a described type is counted."""
+    """Return the basis on which the KV cache of a described type is counted."""
     if about.widths and None not in about.widths:
         return "the sizes of its projections"
     return "the usual keys, which may be others here"
 
 
 def _computes(site: RopeSite, module: Numbers) -> bool:
-    """Tell whether a site has a module's numbers, but for float32's last bits."""
+    """Return whether a site has a module's numbers, except for float32's last bits."""
     spectrum = site.rope.spectrum
     if module.label not in ("", site.label) or len(module.inv_freq) != len(spectrum.inv_freq):
         return False
-    # Of a longrope of two sets stock shows the one for the length that the config states.
+    # For a longrope of two sets, stock shows the set for the length that the config states.
     same = _close(module.inv_freq, spectrum.inv_freq)
     same = same or _close(module.inv_freq, spectrum.short_inv_freq or spectrum.inv_freq)
     return same and _close((module.attention_factor,), (spectrum.attention_factor,))
 
 
 def _close(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Tell whether all numbers are equal within float32's bounds."""
+    """Return whether all numbers are equal within float32's bounds."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=STOCK_BOUND) for a, b in pairs)
 
 
 def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str, Any]:
-    """Return the text config with what its composite adds; a theta in a rope dict comes before
-    that."""
+    """Return the text config with the keys that its composite adds; a theta in a rope dict has
+    precedence."""
     added = defaults_of(model_type, facts, composite=True)
     dicts = [part.get("rope_parameters"), part.get("rope_scaling")]
     if any(isinstance(d, dict) and d for d in dicts):
@@ -240,8 +243,8 @@ def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str
 
 
 def _check_rotates(text: TextConfig) -> None:
-    """Refuse a config whose keys say that its model rotates nothing: a gate, or a theta of null
-    (in most families that means the class default)."""
+    """Raise UnsupportedModel if the keys of a config switch rotation off: by a gate, or by a theta
+    of null (which means the class default in most families)."""
     if text.row.gate is not None:
         key, wanted, sentence = text.row.gate
         if text.values.get(key, False if isinstance(wanted, bool) else None) != wanted:

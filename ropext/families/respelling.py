@@ -1,4 +1,4 @@
-"""What is wrong with the spellings of a config that somebody else wrote, and writing them anew."""
+"""Find errors in the spellings of a config that somebody else wrote, and rewrite them."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ NEED_HEAD_DIM = ("yarn", "dynamic", "longrope")
 def respell(
     config: dict[str, Any], params: Sequence[Params] = (), target: int | None = None
 ) -> dict[str, Any]:
-    """The config with every spelling written anew: from `params`, one for each scaled embedding, or
-    from what stock transformers 5 reads."""
+    """Return the config with every spelling rewritten: from `params`, one for each scaled
+    embedding, or from the values that stock transformers 5 reads."""
     model = as_read(config)
     sites = model.scaled_sites
     if len(params) not in (0, len(sites)):
@@ -52,8 +52,8 @@ def _written_anew(
 
 
 def with_spelling_in_force(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
-    """The config with that one of its spellings in force, where two disagree: rope_parameters, or
-    rope_scaling with the keys beside it, as older transformers read them."""
+    """Return the config with the given spelling in force if two disagree: rope_parameters, or
+    rope_scaling with the keys next to it, as older transformers read them."""
     model, conflicts = interpret(config)
     out = copy.deepcopy(config)
     text: dict[str, Any] = text_part(out, model.path)
@@ -69,7 +69,7 @@ def with_spelling_in_force(config: dict[str, Any], spelling: str | None) -> dict
     if spelling == "rope_parameters":
         text.pop("rope_scaling", None)
         return out
-    # Of flat dicts, stock reads rope_scaling first.
+    # If there are flat dicts, stock reads rope_scaling first.
     for label in family(model.text_type, model.described).labels:
         inner = (text.get("rope_parameters") or {}).get(label.name)
         if isinstance(inner, dict) and label.theta and text.get(label.theta) is not None:
@@ -78,8 +78,8 @@ def with_spelling_in_force(config: dict[str, Any], spelling: str | None) -> dict
 
 
 def check_spellings(config: dict[str, Any]) -> list[Problem]:
-    """Everything that some loader reads differently, or not at all: what `respell` would write
-    otherwise to some loader's loss, and what no respelling mends."""
+    """Return a problem for everything that some loader reads differently, or not at all: the
+    spellings that `respell` corrects, and errors that it cannot correct."""
     try:
         model, conflicts = interpret(config)
         anew = _written_anew(config, model, [site.params for site in model.scaled_sites], None)
@@ -96,7 +96,7 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
 
 
 def _misplaced(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
-    """Rope keys beside a text part are read by nobody."""
+    """Yield a problem for each rope key outside the text part: nothing reads it there."""
     if not model.path:
         return
     where = ".".join(model.path)
@@ -110,13 +110,14 @@ def _misplaced(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
 
 
 def _contradicting_lengths(model: Model) -> Iterator[Problem]:
-    """A factor and an original length that together give another length than the stated one."""
+    """Yield a problem for a factor and an original length that together give another length than
+    the stated one."""
     stated = model.stated_context
     for site in model.scaled_sites:
         kind = site.params["rope_type"]
         factor = site.params.get("factor")
         if kind not in NAMED or kind == "llama3" or not factor:
-            continue  # Llama 3.1 itself says 8 * 8192 beside 131072
+            continue  # Llama 3.1 itself has 8 * 8192 with 131072
         original = site.params[ORIGINAL]
         extended = round(original * factor)
         if extended != stated:
@@ -131,7 +132,7 @@ def _contradicting_lengths(model: Model) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class _Faults:
-    """Tells which differences between a config and its new spelling some loader stumbles over.
+    """The test which differences between a config and its new spelling mislead a loader.
 
     Many do no harm: stock reads a config without rope_parameters, and a null for an absent key.
     """
@@ -141,7 +142,7 @@ class _Faults:
     model: Model
 
     def of(self, edit: Edit) -> Problem | None:
-        """The fault that an edit mends; None where no loader minds."""
+        """Return the fault that an edit repairs; None if no loader is affected."""
         prefix = "".join(f"{key}." for key in self.model.path)
         length = self._length(edit, prefix)
         if length is not None or not edit.key.startswith(prefix):
@@ -167,8 +168,8 @@ class _Faults:
         return None
 
     def _theta(self) -> str:
-        """The name under which transformers 4 reads the theta that is extended; "" where it does
-        not know the family."""
+        """Return the name under which transformers 4 reads the extended theta; "" if it does not
+        know the family."""
         if self.text.row.legacy == "absent":
             return ""
         label = self.model.scaled_sites[0].label
@@ -178,7 +179,7 @@ class _Faults:
         return self.text.row.theta[0] or "rope_theta"
 
     def _length(self, edit: Edit, prefix: str) -> Problem | None:
-        """A length key that stayed behind."""
+        """Return the problem of a length key that kept an old value; None if there is none."""
         holder, _, name = edit.key.rpartition(".")
         stated = self.model.stated_context
         in_text = holder == prefix.removesuffix(".")
@@ -195,7 +196,7 @@ class _Faults:
         return Problem(edit.key, sentence)
 
     def _legacy_dict(self, edit: Edit) -> Problem | None:
-        """The dict of transformers 4, where it has to come or to go as a whole."""
+        """Return the problem of a transformers 4 dict that must be added or removed as a whole."""
         if edit.after is ABSENT:
             if self.text.row.legacy != "absent":
                 return None
@@ -219,7 +220,7 @@ class _Faults:
         return Problem("rope_scaling", sentence, dropped=True)
 
     def _in_dict(self, edit: Edit, key: str, holder: str, name: str) -> Problem | None:
-        """A key inside of a rope dict."""
+        """Return the problem of a key inside a rope dict."""
         if not self.text.values.get("rope_scaling") and holder == "rope_scaling":
             return self._lost_scaling()  # an empty dict
         if holder == "rope_scaling" and name in ("type", "rope_type"):
@@ -240,7 +241,7 @@ class _Faults:
         return Problem(where, f"{where} is {edit.before} and {rule}")
 
     def _two_types(self) -> Problem | None:
-        """The name of the type, of which each loader knows one or two."""
+        """Return the problem of the type's key, for which each loader knows one name or two."""
         legacy = self.text.values["rope_scaling"]
         if "type" in legacy and "rope_type" in legacy:
             sentence = (
@@ -256,7 +257,8 @@ class _Faults:
         return None
 
     def _original(self) -> Problem | None:
-        """The original length, which some read in the dict and others at top level."""
+        """Return the problem of the original length, which some loaders read in the dict and others
+        at top level."""
         for site in self.model.scaled_sites:
             kind = site.params["rope_type"]
             if kind not in NAMED or ORIGINAL in self.text.values:
@@ -295,7 +297,7 @@ class _Faults:
 
 
 def _short_lengths(holder: Mapping[str, Any], context: int) -> list[str]:
-    """Length keys that would cap a loader below the context."""
+    """Return the length keys that would cap a loader below the context."""
     short = []
     for key in LENGTH_KEYS:
         length = holder.get(key)

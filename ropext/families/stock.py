@@ -1,8 +1,8 @@
-"""What stock transformers makes of a config: asked in a child process, and kept.
+"""Ask stock transformers, in a child process, how it reads a config, and keep the answer.
 
 The child (proof/child.py) cannot import ropext and has limits of memory and time; nothing here
-imports transformers. What it says of a model type is kept in the user's cache, by the digest of
-the config, of the transformers version and of the child's own code.
+imports transformers. Its answer about a model type is kept in the user's cache. The key is a digest
+of the config, of the transformers version and of the child's own code.
 """
 
 import json
@@ -29,26 +29,26 @@ from ropext.families.config import UnknownType, census, locate, unknown
 from ropext.families.described import Described, Numbers, is_remembered, remember_facts
 
 CHILD = Path(__file__).parents[1] / "proof/child.py"
-# The code of the child, which decides what it says of a type.
+# The code of the child, which decides its answer about a type.
 DESCRIBING = ("child.py", "describing.py", "turning.py", "forward.py", "tensors.py")
-ROOM = 8 << 30  # bytes beside those of weights that are mapped; Kimi K2's proof takes a tenth
-LEAST_ROOM = 4 << 30  # also where a machine has hardly any left
+ROOM = 8 << 30  # bytes, without mapped weights; Kimi K2's proof takes a tenth
+LEAST_ROOM = 4 << 30  # also if a machine has hardly any left
 SECONDS = 600.0  # to describe a type; the largest mixture of experts takes one of them
 
 
 @dataclass(frozen=True)
 class ChildTask:
-    """What a child is asked for, as sentences speak of it."""
+    """The task of a child, as messages name it."""
 
     name: str  # "the proof"
-    advice: str = ""  # what to do where it takes too long
+    advice: str = ""  # advice if it takes too long
 
 
 DESCRIPTION = ChildTask("the description")
 
 
 def installed() -> str:
-    """The version of the transformers that is here; "" where there is none."""
+    """Return the version of the installed transformers; "" if there is none."""
     try:
         return metadata.version("transformers")
     except metadata.PackageNotFoundError:
@@ -57,14 +57,14 @@ def installed() -> str:
 
 @cache
 def _type_names(folder: Path) -> str:
-    """The text of the files in which transformers lists its model types."""
+    """Return the text of the files in which transformers lists its model types."""
     names = ("auto_mappings.py", "configuration_auto.py")
     files = [folder / "models" / "auto" / name for name in names]
     return "\n".join(file.read_text("utf-8") for file in files if file.is_file())
 
 
 def knows(model_type: str) -> bool:
-    """Tell whether the installed transformers lists a model type, without importing it."""
+    """Return whether the installed transformers lists a model type, without importing it."""
     found = find_spec("transformers")
     if found is None or not found.submodule_search_locations:
         return False
@@ -74,9 +74,10 @@ def knows(model_type: str) -> bool:
 
 
 def describe_unknown_types(config: JsonObject) -> None:
-    """Find out what stock makes of the model types of a config that families does not know, and
-    hand it over to families. Whoever opens a config asks; of known types there is nothing to ask,
-    nor of a config that is refused in any case.
+    """Query stock about the model types of a config that the census lacks, and remember the facts.
+
+    The code that opens a config calls this. Known types need no query, and neither does a config
+    that is refused in any case.
     """
     try:
         found = locate(dict(config))
@@ -86,7 +87,7 @@ def describe_unknown_types(config: JsonObject) -> None:
         return
     else:
         unlisted = [each for each in (found.model_type, found.text_type) if each not in census()]
-        # What stock says of a type by another config's numbers does not do.
+        # Facts from another config's numbers are not enough.
         if not unlisted or is_remembered(config):
             return
         kind = unlisted[0]
@@ -105,7 +106,7 @@ def describe_unknown_types(config: JsonObject) -> None:
 
 
 def _answer(config: JsonObject, kind: str) -> JsonObject:
-    """The kept answer about a config, else the child's, which is then kept."""
+    """Return the kept answer about a config, else the child's, which is then kept."""
     place = _place_of(config)
     answer: JsonObject | None = _kept(place)
     if answer is None:
@@ -143,7 +144,7 @@ def _from_json(facts: JsonObject, answer: JsonObject, config: JsonObject) -> Des
 
 
 def _place_of(config: JsonObject) -> Path | None:
-    """The file that keeps the answer; None where the user has no home."""
+    """Return the file that keeps the answer; None if the user has no home."""
     folder = user_cache()
     if folder is None:
         return None
@@ -154,7 +155,7 @@ def _place_of(config: JsonObject) -> Path | None:
 
 
 def _kept(place: Path | None) -> Json:
-    """The answer that is kept; None where there is none, or where it was damaged."""
+    """Return the kept answer; None if there is none, or if it was damaged."""
     if place is None:
         return None
     try:
@@ -165,7 +166,7 @@ def _kept(place: Path | None) -> Json:
 
 
 def _asked(config: JsonObject, kind: str) -> JsonObject:
-    """The child's answer about a config."""
+    """Return the child's answer about a config."""
     with tempfile.TemporaryDirectory(prefix="ropext-described-") as folder:
         (Path(folder) / "config.json").write_bytes(dump(dict(config)))
         entry = {"directory": folder, "describe": True}
@@ -184,8 +185,8 @@ def _asked(config: JsonObject, kind: str) -> JsonObject:
 
 
 def free_memory() -> int:
-    """How many bytes this machine has left; 0 where accelerate, and with it psutil, is missing,
-    which the child says in its own sentence."""
+    """Return the free bytes of this machine; 0 if accelerate, and with it psutil, is missing. The
+    child's own sentence reports that."""
     try:
         import psutil
     except ImportError:
@@ -196,7 +197,7 @@ def free_memory() -> int:
 def ask_child(
     job: Mapping[str, Json], directories: Sequence[Path], timeout: float, task: ChildTask
 ) -> list[dict[str, Json]]:
-    """What the fresh process says of each directory."""
+    """Return the answer of the fresh process about each directory."""
     for needed in ("torch", "transformers", "accelerate"):
         if find_spec(needed) is None:
             raise ModuleNotFoundError(f"{task.name} needs {needed}", name=needed)

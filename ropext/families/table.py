@@ -1,4 +1,5 @@
-"""How model families spell their rotary embedding: one row each, and no row for the flat ones.
+"""Describe how model families spell their rotary embedding: one row each, and no row for the flat
+ones.
 
 A family without a row keeps `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters`
 (5) flat in its text config, honours every stock rope type, and sizes its rotation by head_dim.
@@ -36,7 +37,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Family:
-    """One row: where this family departs from the flat layout."""
+    """One row: the departures of this family from the flat layout."""
 
     labels: tuple[Label, ...] = ()  # nested per layer type
     # Nested only: the labels that a flat legacy dict is read into (empty = it must not be there).
@@ -44,26 +45,27 @@ class Family:
     flat_type: bool = False  # such a dict may name its type by `type` alone
     flat_attention: float = 0.0  # the attention factor that a flat yarn gets when it names none
     theta: tuple[str, ...] = ("rope_theta",)  # legacy names of theta; the first is written
-    partial: tuple[str, ...] = ()  # legacy names of the partial factor where the family reads one
+    partial: tuple[str, ...] = ()  # legacy names of the partial factor if the family reads one
     rotary_dim: str = ""  # a key that gives the rotating channels in place of the partial factor
-    # A key of the channels beside the rotating ones: stock cuts a head of both by a partial factor,
-    # which it sets itself, but not where rope_scaling stands.
+    # The key for the number of non-rotating channels: stock cuts a head of both by a partial factor
+    # that it sets itself, unless there is a rope_scaling.
     still: str = ""
     # Nested only: key of a dict -> the top-level key that states it for all layers, or one by one.
     shared: Mapping[str, str] = field(default_factory=dict)
     fixed_partial: float = 0.0  # the class sets the factor itself, whatever the config says
     length: str = ""  # a key of the trained length, if it is above max_position_embeddings
     dim: str = "head_dim"  # the key that sizes the rotation
-    kv_heads: str = ""  # the key of the heads of keys and values, where it is one of its own
+    kv_heads: str = ""  # the key for the key/value heads, if the family has its own
     default_kv_heads: int | None = None
-    # Layer types that keep one vector for key and value, and one for every so many tokens
-    # compressed: each with the key for how many, and its default (which compress_ratios lists).
+    # Layer types that keep one vector for key and value, and one for every so many compressed
+    # tokens: each with the key for that number, and its default (which compress_ratios lists).
     compression: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     head_multiple: int = 0  # heads are this many times hidden_size / heads, whatever head_dim says
-    # What transformers 4.x wants in the legacy dict: "type" or "rope_type" for the type's name,
-    # "three keys" where it takes longrope's type and factors alone, "theta" where it reads the
-    # top-level thetas and no dict, "absent" where no 4.x reader exists and 5.x is disturbed by
-    # legacy keys.
+    # The legacy dict that transformers 4.x needs. "type" or "rope_type": the key of the type's
+    # name.
+    # "three keys": it takes only longrope's type and factors. "theta": it reads the top-level
+    # thetas
+    # and no dict. "absent": no 4.x reader exists, and legacy keys disturb 5.x.
     legacy: str = "type"
     legacy_dict_always: bool = False  # 4.x indexes the dict, so that null breaks it
     write_head_dim: bool = False  # 4.57 leaves an absent one at None and fails on scaled types
@@ -79,14 +81,15 @@ class Family:
     null_theta_stops: bool = False  # rope_theta null means no rotation
     rotates_only_windows: bool = False
     zero_theta_stops: bool = False  # a 0 in layer_rope_theta stops it; no other value is read
-    skips_every: int = 0  # every so many-th layer does not rotate, where no key says which
-    every_layer_windowed: bool = False  # sliding_window, where set, holds for all layers
+    skips_every: int = 0  # every so many-th layer does not rotate, if no key states which
+    every_layer_windowed: bool = False  # sliding_window, if set, holds for all layers
     alternates: bool = False  # every second layer below max_window_layers has the window
     counts_back: bool = False  # the class lays its pattern of layer types from the last layer on
-    # A key that replaces sliding_window (or comes after it, where it means the same): what it is
-    # divided by, then what is added to it, and the window where neither stands.
+    # A key that replaces sliding_window (or follows it, if it means the same), then its divisor,
+    # the
+    # number added to it, and the window if the config has neither key.
     window: tuple[str, int, int, int | None] | None = None
-    layer_thetas: bool = False  # theta stands in the list layer_rope_theta
+    layer_thetas: bool = False  # theta is in the list layer_rope_theta
     mscale_keys: bool = False  # the forward pass reads short_mscale and long_mscale
     betas: bool = False  # vLLM fails on a yarn whose betas are not written out
     remark: str = ""  # a fact about this family that is worth a sentence
@@ -94,11 +97,11 @@ class Family:
 
 @dataclass(frozen=True)
 class LogitScale:
-    """A key beside the spectrum by which stock scales queries, keys, logits or the softmax."""
+    """A key outside the spectrum by which stock scales queries, keys, logits or the softmax."""
 
     key: str
     does: str
-    in_rope: bool = False  # stands in the rope dict, where every form must keep it
+    in_rope: bool = False  # in the rope dict, and every form must keep it there
     beside: tuple[str, ...] = ()  # keys of the same dict that its arithmetic reads
 
 
@@ -186,7 +189,7 @@ GEMMA4 = Family(
 
 
 def _rows(names: str, row: Family) -> dict[str, Family]:
-    """One row for several model types, named in one string."""
+    """Return one row for several model types, named in one string."""
     return dict.fromkeys(names.split(), row)
 
 
@@ -406,7 +409,7 @@ FAMILIES: dict[str, Family] = {
     "blt_global_transformer": Family(
         interleaved=True, remark="its lengths count patches of several bytes each"
     ),
-    # sliding_window, where set, holds for every layer.
+    # sliding_window, if set, holds for every layer.
     "mistral": replace(WINDOWED, write_head_dim=True),
     **_rows(
         "mixtral starcoder2 moshi blt_patcher voxtral_realtime_text doge ministral3 olmoe "
@@ -419,8 +422,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def family(text_type: str, facts: Facts) -> Family:
-    """The row of a rotary type: its own here, else the one that stock shows; the flat one where it
-    needs none."""
+    """Return the row of a rotary type: its own here, else the row that stock shows, else the flat
+    one."""
     if text_type in FAMILIES:
         return FAMILIES[text_type]
     about = facts.get(text_type)
@@ -428,8 +431,8 @@ def family(text_type: str, facts: Facts) -> Family:
 
 
 def described_row(about: Described) -> Family:
-    """The row of a type that stock transformers described. It has no reader before transformers 5,
-    so that a nested type is written without legacy keys."""
+    """Return the row of a type that stock transformers described. No transformers before 5 reads
+    it, so a nested type is written without legacy keys."""
     row = about.row
     common = Family(
         forms=tuple(row["forms"]),

@@ -1,4 +1,4 @@
-"""A config dict and new rope dicts in, a new config dict with every spelling out."""
+"""Write new rope dicts into a config dict, in every spelling."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,8 @@ from ropext.scaling import forms
 from ropext.scaling.forms import Params
 from ropext.scaling.rope import Rope, RopeSite
 
-# What a save by another program or a user's choice changes, and nothing proved follows from.
+# Keys that a save by another program or a user may change, because no verified value depends on
+# them.
 FREE_KEYS = frozenset(
     ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 )
@@ -43,11 +44,11 @@ def _json_value(key: str, value: Any) -> Any:
 
 
 def _merged(site: RopeSite, new: Params, model: Model) -> Params:
-    """Return the new form's keys, and every other key of the dict as it stood."""
+    """Return the new form's keys, and every other key of the dict unchanged."""
     new = keep_query_scales(site.params, new)
     remaining = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
     if site.params["rope_type"] == "proportional":
-        # There the factor counts pairs that turn; in every other form it would cut the head.
+        # There the factor counts rotating pairs; in every other form it would cut the head.
         remaining["partial_rotary_factor"] = 1.0
     out = {"rope_type": new["rope_type"], "rope_theta": new["rope_theta"]}
     out |= {key: value for key, value in new.items() if key not in out} | {
@@ -71,7 +72,7 @@ def as_written(model: Model, params: Params, rope: Rope) -> Params:
 
 
 def text_config(text: Mapping[str, Any], model: Model) -> TextConfig:
-    """Return the text part of another config of a model, with what is known of its type."""
+    """Return the text part of another config of a model, with the facts known about its type."""
     return TextConfig(text, model.text_type, model.described)
 
 
@@ -99,7 +100,7 @@ def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | 
 
 
 def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) -> None:
-    """Write a number under the first name always, under the others where they stand."""
+    """Write a number under the first name always, and under the others if the config has them."""
     first, *others = paths
     text[first] = value
     for path in others:
@@ -146,8 +147,8 @@ def _write_listed(text: dict[str, Any], model: Model, dicts: Mapping[str, Params
 def _write_nested(
     text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params], target: int
 ) -> Params:
-    """Write the nested dict, and legacy keys for its full-attention entry where a 4.x reader
-    exists; return that entry."""
+    """Write the nested dict, and legacy keys for its full-attention entry if a 4.x reader exists;
+    return that entry."""
     current = text.get("rope_parameters")
     nested: dict[str, Any] = {}
     if isinstance(current, dict):
@@ -172,7 +173,8 @@ def _write_nested(
     thetas = text.get("rope_theta")
     kinds = text.get("layer_types") or model.layer_types
     if row.shared and isinstance(thetas, list):
-        pairs = zip(thetas, kinds, strict=False)  # what predicts further tokens may be unlisted
+        # layers that predict further tokens may be unlisted
+        pairs = zip(thetas, kinds, strict=False)
         text["rope_theta"] = [(nested.get(k) or {}).get("rope_theta", t) for t, k in pairs]
     elif row.legacy == "absent" and not any(label.theta for label in row.labels):
         text.pop("rope_theta", None)
@@ -181,8 +183,8 @@ def _write_nested(
 
 
 def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
-    """Tell whether a label's own theta is written: 4.x names if a 4.x reader exists, class
-    fields only if the config has them."""
+    """Return whether a label's own theta is written: 4.x names if a 4.x reader exists, class fields
+    only if the config has them."""
     if row.legacy == "absent":
         return label.theta in text
     others = [x for x in row.labels if x.theta == label.theta]
@@ -190,7 +192,7 @@ def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
 
 
 def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None:
-    """Write the size of the rotation, where the config leaves it to a class."""
+    """Write the size of the rotation, if the config leaves it to a class."""
     row = stated.row
     name = stated.names_of(row.dim)[0]
     if stated.stated(row.dim) is not None or row.head_multiple:
@@ -203,7 +205,7 @@ def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None
         derived = hidden // heads if hidden and heads else None
         may_be_null = stated.defaults.get("head_dim_may_stay_null") or row.write_head_dim
         if value is None and not may_be_null and name not in text and derived == model.head_dim:
-            return  # every version derives it from keys that stand in the config
+            return  # every version derives it from keys of the config
         value = model.head_dim
     if value is not None:
         text[name] = value
@@ -212,7 +214,7 @@ def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None
 def write(
     config: dict[str, Any], model: Model, params: Mapping[str, Params], target: int
 ) -> dict[str, Any]:
-    """Return a new config that says `params` for the scaled embeddings and reads `target` tokens.
+    """Return a new config that gives `params` for the scaled embeddings and reads `target` tokens.
 
     `params` maps a site's label to a stock dict of form keys; every other key of the config stays.
     """
@@ -233,7 +235,7 @@ def write(
         # Longrope's readers want it at top level; if it is there, it must agree.
         text[ORIGINAL] = original
     _write_sizes(text, model, stated)
-    # The target under the class's name for it, and wherever the old length stands.
+    # The target under the class's name for it, and in every key with the old length.
     names = stated.names_of("max_position_embeddings")
     text[next((name for name in names if name in text), names[0])] = target
     old = (model.context, model.stated_context)
@@ -247,8 +249,8 @@ def write(
 
 
 def changed_beside(model: Model, changed: Iterable[str]) -> list[str]:
-    """List the dotted keys that stock reads otherwise than the base's and that no extension of
-    this model changes: what queries or logits are scaled by, which layers rotate, any size."""
+    """Return the dotted keys that stock reads differently from the base's and that no extension of
+    this model changes: scales of queries or logits, keys for the rotating layers, sizes."""
     row = family(model.text_type, model.described)
     names = {*FORM_KEYS, *LENGTH_KEYS, *FREE_KEYS, *row.partial, row.dim}
     names |= {"partial_rotary_factor", "head_dim", "rope_scaling", "layer_rope_theta"}

@@ -1,4 +1,4 @@
-"""What each loader and version makes of a rope config: a table, as data, and its lookups."""
+"""Look up how each loader and version reads a rope config, in a table kept as data."""
 
 from ropext.families.loaders.lookup import (
     LoaderReading,

@@ -1,8 +1,9 @@
-"""What llama.cpp computes from a GGUF's rotary keys and tensors, and which carry a spectrum.
+"""Compute the RoPE frequencies that llama.cpp uses for a GGUF, and the keys and tensors that carry
+a spectrum.
 
-The table gguf.json says what each architecture reads; `read` is ggml's formula in float64, and
-`candidates` is what the architecture has that reads back as the wanted spectrum. Nothing is
-written here: that is ropext.files.gguf.
+The table gguf.json lists the keys that each architecture reads. `read` is ggml's formula in
+float64. `candidates` finds the keys and divisors that give the wanted spectrum in an architecture.
+ropext.files.gguf does the writing.
 """
 
 import json
@@ -23,15 +24,16 @@ from ropext.scaling.rope import Rope, Spectrum, plain_inv_freq
 
 # Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
 STORED = 2.0**-22
-# Gemma 4's divisor of a pair that does not turn, as a float32; STILL and more are read as that.
+# Gemma 4's divisor of a non-rotating pair, as a float32; STILL and more count as that.
 STANDS = 1000000015047466219876688855040.0
 STILL = 1e20
-_YARN = {"context_length", "type", "factor", "original_context_length"}  # what its options say
+# keys that yarn's options express
+_YARN = {"context_length", "type", "factor", "original_context_length"}
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of the table."""
+    """One row of the table: a GGUF architecture."""
 
     name: str
     type: str  # the model type in transformers that has its geometry
@@ -39,20 +41,20 @@ class Architecture:
     lacks: tuple[str, ...] = ()
     also: tuple[str, ...] = ()  # other types that are converted to it
     partial: str = ""  # the key under which that type keeps the share of a head that rotates
-    interval: int = 0  # of so many layers one attends, where full_attention_interval says nothing
+    interval: int = 0  # of so many layers one attends, if full_attention_interval is absent
     every: int = 0  # of so many layers one sees all tokens; 0 = llama.cpp knows no windows in it
     dense_first: bool = False
-    window: int = 0  # where no key says it
-    windowed: str = ""  # the model type where a key does
-    experts: str = ""  # the model type where there are experts
-    local: float = 0.0  # theta of windowed layers without a key; 0 = that of the others
+    window: int = 0  # if no key states it
+    windowed: str = ""  # the model type if a key does
+    experts: str = ""  # the model type if there are experts
+    local: float = 0.0  # theta of windowed layers without a key; 0 = the theta of the others
     halves: bool = False  # full layers rotate half of dimension_count
     only: str = ""  # the one program that knows it
     evidence: str = "engine"
 
     @property
     def divisors(self) -> bool:
-        """Whether one divisor per pair is read."""
+        """Whether the architecture reads one divisor per pair."""
         return "freqs" in self.adds or "factors" in self.adds
 
 
@@ -66,7 +68,8 @@ def _table() -> dict[str, Any]:
 
 
 def architecture(name: str) -> Architecture:
-    """The row of an architecture; one that is unknown or cannot be extended is refused by name."""
+    """Return the row of an architecture; raise UnsupportedModel if it is unknown or cannot be
+    extended."""
     row = _table()["architectures"].get(name)
     if row is not None:
         experts = _table()["experts"].get(name, "")  # another type, of the same positions
@@ -86,7 +89,7 @@ def architecture(name: str) -> Architecture:
     )
 
 
-# Of these the checkpoint is refused too, of all sizes or of some.
+# The checkpoints of these are refused too, in all sizes or some.
 _CHECKPOINTS = {
     "exaone4": "the 1.2B of EXAONE 4 is extended as a Hugging Face checkpoint and converted; no "
     "scaling helps the 32B, whose layers that see all tokens do not rotate",
@@ -96,13 +99,15 @@ _CHECKPOINTS = {
 
 
 def alike(name: str, text_type: str) -> bool:
-    """Whether a model type in transformers may be what this architecture was converted from."""
+    """Return whether this architecture may have been converted from a model type in
+    transformers."""
     row = architecture(name)
     return text_type == row.type or text_type in row.also
 
 
 def converted_to(text_type: str) -> Architecture | None:
-    """Return what a model type in transformers becomes as a GGUF."""
+    """Return the architecture of a GGUF converted from a model type in transformers; None if it has
+    none."""
     experts = _table()["experts"]
     for name, row in _table()["architectures"].items():
         if text_type in (row["type"], experts.get(name)) or text_type in row.get("also", ()):
@@ -111,21 +116,21 @@ def converted_to(text_type: str) -> Architecture | None:
 
 
 def takes_divisors(text_type: str) -> bool:
-    """Whether a GGUF of this model type in transformers carries any spectrum."""
+    """Return whether a GGUF of this model type in transformers can carry any spectrum."""
     row = converted_to(text_type)
     return row is not None and row.divisors
 
 
 def reorders_keys(text_type: str) -> bool:
-    """Whether the converter reorders the heads of this model type in transformers, so that the two
-    channels of a rotary pair are neighbours in a GGUF and half a head apart in a checkpoint."""
+    """Return whether the converter reorders the heads of this model type in transformers. Then the
+    two channels of a rotary pair are neighbours in a GGUF and half a head apart in a checkpoint."""
     row = converted_to(text_type)
     return row is not None and row.name in _table()["reordered"]
 
 
 @dataclass(frozen=True)
 class GgufRope:
-    """A rotary embedding as llama.cpp's keys and tensors say it."""
+    """A rotary embedding as llama.cpp's keys and tensors describe it."""
 
     freq_base: float
     scaling: str = "none"  # or linear, yarn, longrope
@@ -140,10 +145,11 @@ class GgufRope:
 
 
 def read(rope: GgufRope, dim: int) -> Spectrum:
-    """The angle of each pair at position 1 and what multiplies cos and sin: rope_yarn and
-    ggml_rope_cache_init of ggml-cpu/ops.cpp, after llama_context's constructor.
+    """Return the angle of each pair at position 1 and the factor on cos and sin.
 
-    In float64; ggml itself multiplies up float32 powers of the base, which drift by some 1e-6.
+    It follows rope_yarn and ggml_rope_cache_init of ggml-cpu/ops.cpp, after llama_context's
+    constructor, in float64. ggml itself multiplies float32 powers of the base, which drift by some
+    1e-6.
     """
     freq_scale = 1.0
     if rope.scaling != "none":
@@ -198,7 +204,7 @@ def _turned(
 
 
 def farthest(one: Spectrum, other: Spectrum) -> float:
-    """Return the largest relative difference between two spectra; infinite where they are of two
+    """Return the largest relative difference between two spectra; infinity if they are of two
     kinds."""
     if (one.short_inv_freq is None) != (other.short_inv_freq is None):
         return math.inf
@@ -212,7 +218,7 @@ def farthest(one: Spectrum, other: Spectrum) -> float:
 
 
 def _relative(a: float, b: float) -> float:
-    """Return how far a number is off another, as a share of that."""
+    """Return the relative difference of a number from another."""
     if b:
         return abs(a / b - 1)
     if a == b:
@@ -221,11 +227,11 @@ def _relative(a: float, b: float) -> float:
 
 
 def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> Iterator[GgufRope]:
-    """Yield what this architecture could be given, the most widely read first."""
+    """Yield the keys and divisors to try for this architecture, the most widely read first."""
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
     factors = forms.divisors(plain, wanted.inv_freq)
-    held = tuple(min(factor, STANDS) for factor in factors)  # as float32 numbers that a file holds
+    held = tuple(min(factor, STANDS) for factor in factors)  # as float32 numbers in a file
     theta = forms.theta_form(rope, factors, wanted, 0)
     if theta is not None:
         yield GgufRope(theta["rope_theta"], original=original)
@@ -237,7 +243,7 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
         if params["factor"] == 1:
             scaling = "none"
         yield GgufRope(params["rope_theta"], scaling, params["factor"], original)
-    # A yarn over pairs that stand still has the form of a longrope.
+    # A yarn over non-rotating pairs has the form of a longrope.
     if params["rope_type"] == "yarn" or (rope.stands and params["rope_type"] == "longrope"):
         offer = GgufRope(params["rope_theta"], "yarn", params["factor"], original)
         if "log" in row.adds:
@@ -280,7 +286,7 @@ def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Itera
 
 
 def _standing(rope: Rope) -> tuple[float, ...]:
-    """Return divisors that keep still what stands still in the base, and leave the rest."""
+    """Return divisors that stop the pairs that do not rotate in the base, and leave the rest."""
     divisors = list[float]()
     for factor in rope.pair_factors:
         if factor == math.inf:
@@ -291,7 +297,7 @@ def _standing(rope: Rope) -> tuple[float, ...]:
 
 
 def keys_of(name: str, rope: GgufRope, target: int) -> dict[str, int | float | str]:
-    """Return all keys by which a file of this architecture says a rotary embedding and its
+    """Return all keys by which a file of this architecture states a rotary embedding and its
     length."""
     scaling = f"{name}.rope.scaling"
     keys: dict[str, int | float | str] = {
@@ -309,8 +315,8 @@ def keys_of(name: str, rope: GgufRope, target: int) -> dict[str, int | float | s
 
 
 def flags(name: str, rope: GgufRope, keys: Mapping[str, int | float | str]) -> str:
-    """Return what makes llama-server read `keys` in the place of a file's own. A yarn's options
-    raise its limit too, as no other's do; windowed layers do not follow them."""
+    """Return the flags by which llama-server reads `keys` in place of the file's own. Only a yarn's
+    options also raise its limit; windowed layers do not follow them."""
     last = {key.rpartition(".")[2] for key in keys}
     if rope.scaling == "yarn" and last <= _YARN and not architecture(name).every:
         return f"--rope-scaling yarn --rope-scale {rope.factor:.9g} --yarn-orig-ctx {rope.original}"
@@ -319,12 +325,13 @@ def flags(name: str, rope: GgufRope, keys: Mapping[str, int | float | str]) -> s
 
 
 def is_given_scaling(name: str) -> bool:
-    """Whether Ollama scales some of these files where no key names a scaling, so that one must."""
+    """Return whether Ollama scales some of these files if no key names a scaling, so that a key
+    must."""
     return name in _table()["ollama"]
 
 
 def older_names(name: str) -> Mapping[str, str]:
-    """llama.cpp's keys by what Ollama's converter called them, which Ollama alone reads."""
+    """Return llama.cpp's keys by the names from Ollama's converter, which only Ollama reads."""
     older: Mapping[str, str] = _table()["older"].get(name, {})
     return older
 
@@ -346,7 +353,7 @@ def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str
 
 
 def _kind(rope: GgufRope | None) -> str:
-    """By what a file carries its spectrum; Gemma 4's divisors stand beside a yarn."""
+    """Return the way in which a file carries its spectrum; a yarn of Gemma 4 has divisors too."""
     if rope is None or (rope.scaling == "none" and not rope.divisors):
         return "theta"
     if rope.scaling in ("linear", "yarn"):
@@ -357,8 +364,8 @@ def _kind(rope: GgufRope | None) -> str:
 
 
 def environment(params: Params, target: int) -> str:
-    """Return the way without an extension: the length alone raised, and the scaling in the
-    environment of a program that starts llama-server, where its flags say it exactly."""
+    """Return the way without an extension: raise only the length, and set the scaling in the
+    environment of a program that starts llama-server, if its flags express it exactly; else ""."""
     names = _table()["environment"].get(params.get("rope_type"), {})
     line = "export LLAMA_ARG_{}={}"
     anew = "restarted"
@@ -374,7 +381,7 @@ def environment(params: Params, target: int) -> str:
 
 
 def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
-    """Return who reads such a file how: llama.cpp, and the programs that were read."""
+    """Return how llama.cpp, and the programs that were read, handle such a file."""
     kind = _kind(rope)
     if rope is not None and rope.attn_factor != 1:
         kind += "-attn"

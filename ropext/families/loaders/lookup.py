@@ -1,5 +1,5 @@
-"""The kinds of rope dict that are the rows of the loader table, and what the table says of one dict
-and of the loaders that a user names."""
+"""Sort rope dicts into the kinds that are the rows of the loader table, and look up a dict and the
+loaders that a user names."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +20,12 @@ from ropext.families.loaders.table import (
 from ropext.scaling import forms
 from ropext.scaling.forms import Params
 
-# A dict can be of several kinds at once; the first verdict in this order is the one that counts.
+# A dict can be of several kinds at once; the first verdict in this order counts.
 _WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measured", "same")
 
 
 def attention(params: Params) -> float:
-    """Return the attention factor that transformers reads; 0 where it hangs on a length."""
+    """Return the attention factor that transformers reads; 0 if it depends on a length."""
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])
     if params.get("factor") is None:
@@ -36,7 +36,7 @@ def attention(params: Params) -> float:
 
 
 def _attn_factor_agrees(params: Params) -> bool:
-    """Whether attn_factor, which multiplies yarn's default, says what attention_factor says."""
+    """Return whether attn_factor, which multiplies yarn's default, agrees with attention_factor."""
     attn_factor = params.get("attn_factor")
     if not params.get("factor"):
         return attn_factor in (None, 1)
@@ -46,7 +46,7 @@ def _attn_factor_agrees(params: Params) -> bool:
 
 
 def _mscales_agree(params: Params) -> bool:
-    """Whether short_mscale and long_mscale are there and equal the attention factor."""
+    """Return whether short_mscale and long_mscale are present and equal the attention factor."""
     for key in ("short_mscale", "long_mscale"):
         scale = params.get(key)
         if scale is None or not forms.agree(scale, attention(params)):
@@ -58,7 +58,7 @@ def _betas_are_there(params: Params) -> bool:
     return "beta_fast" in params and "beta_slow" in params
 
 
-# What a verdict can hang on: whether a dict has it, and what to say where it lacks that.
+# Conditions of a verdict: the test of a dict, and the sentence if it fails.
 NEEDS: dict[str, tuple[Callable[[Params], bool], str]] = {
     "attn_factor": (
         _attn_factor_agrees,
@@ -78,9 +78,9 @@ NEEDS: dict[str, tuple[Callable[[Params], bool], str]] = {
 def kinds_of(
     params: Params, *, length: int | None = None, v5_only: bool = False
 ) -> tuple[str, ...]:
-    """Return every kind that a rope dict (transformers-5 spelling) is of, the main one first.
+    """Return every kind of a rope dict (transformers-5 spelling), the main one first.
 
-    `length` is max_position_embeddings; `v5_only` says that the config has rope_parameters alone.
+    `length` is max_position_embeddings; `v5_only` is True if the config has rope_parameters alone.
     """
     match params.get("rope_type", "default"):
         case "default":
@@ -103,7 +103,8 @@ def kinds_of(
 
 
 def _yarn_kinds(params: Params, length: int | None) -> list[str]:
-    """Return the kinds of a yarn: by its attention factor or betas, and by what it lacks."""
+    """Return the kinds of a yarn: by its attention factor or betas, and by the keys that it
+    lacks."""
     factor = params.get("factor")
     explicit = params.get("attention_factor")
     fast = params.get("beta_fast") or forms.BETA_FAST
@@ -162,7 +163,7 @@ def kind_of(params: Params) -> str:
 
 @dataclass(frozen=True)
 class LoaderReading:
-    """What one loader makes of one checkpoint's rope config."""
+    """The result of one loader for one checkpoint's rope config."""
 
     loader: str
     versions: str
@@ -170,12 +171,12 @@ class LoaderReading:
     why: str = ""
     flag: str = ""
     evidence: str = "engine"
-    # Whether `why` says more than its evidence.
+    # Whether `why` has more than its evidence.
     has_reason: bool = field(default=True, metadata={"json": None})
 
 
 def newest(readings: Iterable[LoaderReading]) -> tuple[LoaderReading, ...]:
-    """Each loader in its newest version, which comes first."""
+    """Return the reading of each loader in its newest version, which comes first."""
     latest: dict[str, LoaderReading] = {}
     for reading in readings:
         latest.setdefault(reading.loader, reading)
@@ -191,13 +192,13 @@ def reads_exactly(loader: str, readings: Iterable[LoaderReading]) -> bool:
 
 
 def described(kind: str) -> str:
-    """Return what a config of a kind holds, in words."""
+    """Return words for the content of a config of this kind."""
     return loader_table()["kinds"][kind]
 
 
 def readers_for(family: str, model_type: str | None = None) -> tuple[LoaderVersions, ...]:
-    """Return the readers that are listed for a family: all, but for ranges of versions in which
-    single facts of other families alone are known."""
+    """Return the readers that are listed for a family: all, except version ranges with only single
+    facts about other families."""
     listed = list[LoaderVersions]()
     for reader in readers():
         if not reader.narrow or reader.known(family, model_type) in reader.families:
@@ -214,10 +215,10 @@ def readings(
     target: int | None = None,
     v5_only: bool = False,
 ) -> tuple[LoaderReading, ...]:
-    """Return what every loader makes of this dict in this family (its text part's model type).
+    """Return how every loader reads this dict in this family (its text part's model type).
 
-    In a composite, `model_type` is the outer type: loaders other than transformers were run on text
-    models alone, so that their cells do not speak for it.
+    In a composite, `model_type` is the outer type. Loaders other than transformers were run only on
+    text models, so their cells do not apply to it.
     """
     kinds = kinds_of(params, length=length, v5_only=v5_only)
     listed = list[LoaderReading]()
@@ -234,7 +235,7 @@ def reading_in(
     kinds: tuple[str, ...],
     target: int | None = None,
 ) -> LoaderReading:
-    """Return what a reader makes of a dict of these kinds in the family that it has as `known`."""
+    """Return how a reader handles a dict of these kinds in the family that it has as `known`."""
     cells = reader.families.get(known)
     if not cells:
         why = f"{known} was not run in it"
@@ -275,7 +276,7 @@ def reading_in(
 
 
 def _judge(cell: TableCell | None, kind: str, params: Params) -> TableCell:
-    """Return the cell for this very dict: "same" can hang on keys that other people leave out."""
+    """Return the cell for this very dict: "same" can depend on keys that other people omit."""
     if cell is None:
         return TableCell("not measured", f"{described(kind)}: not run in it")
     if not cell.needs:
@@ -290,7 +291,7 @@ def _judge(cell: TableCell | None, kind: str, params: Params) -> TableCell:
 
 
 def _covers(reader: LoaderVersions, version: str) -> bool:
-    """Whether a version that a user names is one of the reader's, or begins one of them."""
+    """Return whether a version that a user names is one of the reader's, or begins one of them."""
     if reader.versions.split()[0] == version:  # a commit has no other name
         return True
     named = span_of(version)
@@ -312,7 +313,8 @@ def names_for() -> list[str]:
 
 
 def select(name: str) -> tuple[LoaderVersions, ...]:
-    """Return the readers a user means: NAME is the newest range, NAME==VERSION what holds it."""
+    """Return the readers that a user means: NAME is the newest range, NAME==VERSION the ranges with
+    that version."""
     loader = loader_of(name)
     aliases = loader_table()["aliases"]
     file_readers = loader_table()["file_readers"]
@@ -331,21 +333,21 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
 
 
 def select_file(name: str) -> tuple[LoaderVersions, ...]:
-    """Return the readers of GGUF files that a user means, as `select` those of directories."""
+    """Return the readers of GGUF files that a user means, as `select` does for directories."""
     loader = loader_of(name)
     mine = [reader for reader in readers("gguf_readers") if reader.loader == loader]
     if not mine:
         known = ", ".join(reader.loader for reader in readers("gguf_readers"))
         raise UsageError(f"--for {name}: it was not measured with GGUF files; these were: {known}")
     versions = mine[0].versions
-    for reader in readers():  # the numbers of llama.cpp's commit stand there
+    for reader in readers():  # this table has the version numbers of llama.cpp's commit
         if (reader.loader, reader.versions) == (loader, versions):
             mine = [replace(mine[0], spans=reader.spans)]
     return _of_version(name, mine)
 
 
 def _of_version(name: str, mine: Sequence[LoaderVersions]) -> tuple[LoaderVersions, ...]:
-    """Return the first of a loader's readers, or those that hold the version of NAME==VERSION."""
+    """Return the first of a loader's readers, or the readers with the version of NAME==VERSION."""
     version = loader_table()["aliases"].get(name.lower(), name).partition("==")[2]
     if not version:
         return (mine[0],)
@@ -381,9 +383,9 @@ def exact_in(
     *,
     model_type: str | None = None,
 ) -> bool:
-    """Whether every named loader reads the dict as stock transformers 5 does.
+    """Return whether every named loader reads the dict as stock transformers 5 does.
 
-    "Not measured" is a refusal unless `even_so`; what was seen to differ is refused always.
+    "Not measured" counts as no unless `even_so`; a measured difference always counts as no.
     """
     kinds = kinds_of(params)
     for name in names:
@@ -396,8 +398,7 @@ def exact_in(
 
 
 def misread(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
-    """Say what a loader makes of such a dict where that is known to be something else; "" where it
-    is not known, or right."""
+    """Return how a loader misreads such a dict; "" if it is right, or not measured."""
     for reader in select(name):
         known = reader.known(family, model_type)
         reading = reading_in(reader, known, params, kinds_of(params))
@@ -408,8 +409,8 @@ def misread(name: str, family: str, params: Params, *, model_type: str | None = 
 
 
 def unmeasured(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
-    """Say what of such a dict is not known in a loader, and what is: the kind in another family,
-    and this family with the plain form."""
+    """Return which part of such a dict was not measured in a loader, and the nearest facts: the
+    kind in another family, and this family with the plain form."""
     reader = select(name)[0]
     known = reader.known(family, model_type)
     cells = reader.families.get(known, {})
@@ -432,8 +433,7 @@ def unmeasured(name: str, family: str, params: Params, *, model_type: str | None
 def nearest_exact(
     name: str, family: str, params: Params, *, start: str = "", model_type: str | None = None
 ) -> str:
-    """Return the options that give the nearest form which this loader reads exactly; "" if it has
-    none.
+    """Return the options for the nearest form that this loader reads exactly; "" if it has none.
 
     Nearest: yarn for a dict with a temperature, else llama3. The product of two scalings has none
     of these forms: `start` are the options by which a model that is scaled already starts from its
@@ -451,7 +451,7 @@ def nearest_exact(
 
 
 def _all_read(name: str, family: str, kind: str, model_type: str | None) -> bool:
-    """Whether each version that a name means reads a kind exactly."""
+    """Return whether each version that a name means reads a kind exactly."""
     for reader in select(name):
         cell = reader.families.get(reader.known(family, model_type), {}).get(kind)
         if cell is None or cell.verdict != "same":

@@ -1,6 +1,7 @@
-"""The command that runs this very checkpoint in each loader, or the sentence why there is none.
+"""Build the command that runs this very checkpoint in each loader, or the sentence why there is
+none.
 
-The lines are templates in the loader table; what stands in them is worked out here.
+The commands are templates in the loader table; this module fills them in.
 """
 
 import json
@@ -21,7 +22,8 @@ from ropext.scaling.forms import Params
 
 @dataclass(frozen=True)
 class Serving:
-    """How to run the checkpoint in one loader; no command where it would compute something else."""
+    """The command that runs the checkpoint in one loader; no command if it would compute something
+    else."""
 
     loader: str
     command: str
@@ -30,16 +32,17 @@ class Serving:
 
 @dataclass(frozen=True)
 class OverrideLine(Serving):
-    """How to run the base itself so: the command, and what it says as data."""
+    """The command that runs the base itself as planned, and its parts as data."""
 
-    argv: tuple[str, ...] = ()  # of a program; none of Python's line
-    environment: Mapping[str, str] = field(default_factory=dict)  # what may stand for its options
-    hf_overrides: JsonObject | None = None  # what takes the place of the config's keys
+    argv: tuple[str, ...] = ()  # the words of a program; none if the line is Python
+    # variables that can replace its options
+    environment: Mapping[str, str] = field(default_factory=dict)
+    hf_overrides: JsonObject | None = None  # the values that replace the config's keys
 
 
 @dataclass(frozen=True)
 class ServedDirectory:
-    """A directory that is to be run: its name, and what its config says that it is."""
+    """A directory to run: its name, and the identity of its model."""
 
     name: str
     family: str  # the text part's model type
@@ -85,15 +88,17 @@ def serving_lines(
     target: int,
 ) -> tuple[Serving, ...]:
     """Return the command lines for transformers, vLLM, SGLang, llama.cpp and lm-eval, in that
-    order; a masked model runs in transformers alone. `known` is how each reads the dict `params`
-    beside a stated length of `target`."""
+    order; a masked model runs only in transformers.
+
+    `known` is how each loader reads the dict `params` with a stated length of `target`.
+    """
     latest = {reading.loader: reading for reading in newest(known)}
     name = directory.name
     stem = PurePath(name).name or "model"
     source = join_for_shells(name)
     if directory.on_hub:
         source = f"--remote {source}"
-    words = {  # of the templates, as a shell takes them
+    words = {  # values for the templates, as a shell takes them
         "target": str(target),
         "place": shlex.quote(name),
         "directory": join_for_shells(name),
@@ -105,7 +110,7 @@ def serving_lines(
     }
     family_of_gguf = directory.family
     if "longrope-standing" in kinds_of(params):
-        family_of_gguf = ""  # what the converter makes of it is not measured
+        family_of_gguf = ""  # the converter's result for it is not measured
     lines = list[Serving]()
     for template in loader_table()["serve_directories"]:
         reading = latest[template["reading"]]
@@ -127,8 +132,8 @@ NOT_BY_ARGUMENT = ("dots3_note_text",)
 def override_lines(
     base: ServedDirectory, keys: JsonObject, target: int, readings: Iterable[LoaderReading]
 ) -> tuple[OverrideLine, ...]:
-    """Return how to run the base's own weights with other keys of its config, in each loader that
-    takes a config and reads these as planned."""
+    """Return the lines that run the base's own weights with other keys of its config, in each
+    loader that accepts a config and reads these keys as planned."""
     latest = {reading.loader: reading for reading in newest(readings)}
     kind = base.model_type or base.family
     words = {
@@ -160,8 +165,8 @@ ENVIRONMENT = {
 
 
 def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
-    """Return how llama-server runs a GGUF of the base; `flags` are those that say the plan, if any
-    do. If they are a YaRN's, which alone have variables, these are given, too."""
+    """Return the line by which llama-server runs a GGUF of the base. `flags` express the plan; if
+    they are a YaRN's, the line has the environment variables too, which exist only for YaRN."""
     if not flags:
         note = "no flags express this: extend the file (ropext extend MODEL.gguf)"
         return OverrideLine("llama.cpp", "", note)
@@ -180,7 +185,8 @@ def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
 def file_lines(
     file: str, target: int, readings: Iterable[LoaderReading], params: Params
 ) -> tuple[Serving, ...]:
-    """Return how to run a GGUF file: every program has a length of its own, not the file's."""
+    """Return the lines that run a GGUF file: every program has a length of its own, not the
+    file's."""
     from ropext.families.loaders.gguf import environment  # late: no directory needs it
 
     words = {
@@ -207,7 +213,8 @@ def file_lines(
 def _needed(
     template: ServeData, reading: LoaderReading, params: Params, context: int, target: int
 ) -> str:
-    """Return which option a server cannot do without, if it takes another length for itself."""
+    """Return a note on the option that a server needs if it would take another length for itself;
+    else ""."""
     announced = 0
     match template.get("announces", {}).get(kinds_of(params)[0]):
         case "target times factor":
@@ -222,8 +229,8 @@ def _needed(
 def _llama_cpp(
     template: ServeData, reading: LoaderReading, words: Mapping[str, str], family: str
 ) -> Serving:
-    """Return the line that converts and runs a directory, by the way that is exact there; `family`
-    is what it is as a GGUF, "" where that is not known."""
+    """Return the line that converts and runs a directory in the exact way. `family` is its model
+    type as a GGUF's, "" if that is not known."""
     command = template["command"].format_map(words)
     if reading.verdict == "different" and reading.flag:
         note = "exact with these flags alone: " + reading.why
@@ -239,7 +246,7 @@ def _llama_cpp(
 
 
 def _line(loader: str, reading: LoaderReading, command: str, note: str = "") -> Serving:
-    """Return the line of a loader; why there is none, where it reads something else."""
+    """Return the line of a loader; if it misreads the checkpoint, the reason why there is none."""
     if reading.verdict == "same":
         return Serving(loader, command, note)
     if reading.verdict == "not measured":

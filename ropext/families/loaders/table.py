@@ -1,8 +1,9 @@
-"""The loader table: table.json, which scripts/make_loaders.py merges from what was measured and
-what is known by hand.
+"""Load the loader table: table.json, which scripts/make_loaders.py merges from measurements and
+from facts known by hand.
 
-A cell says what one loader's version range makes of one kind of rope dict in one group of families.
-A family or a kind without a cell is "not measured"; nothing is inferred from a similar one.
+A cell has the verdict on one loader's version range for one kind of rope dict in one group of
+families. A family or a kind without a cell is "not measured"; nothing is inferred from a similar
+one.
 """
 
 import json
@@ -20,7 +21,7 @@ NEVER: Version = (sys.maxsize,)  # later than every version
 
 
 def version_of(text: str) -> Version:
-    """Return the numbers of a version; none where the text has none."""
+    """Return the numbers of a version; an empty tuple if the text has none."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
@@ -39,7 +40,7 @@ class VersionSpan:
     end: Version
 
     def overlaps(self, other: "VersionSpan") -> bool:
-        """Whether a version lies in both."""
+        """Return whether a version is in both."""
         return self.first < other.end and other.first < self.end
 
 
@@ -50,7 +51,7 @@ def span_of(version: str) -> VersionSpan:
 
 
 def spans_in(label: str) -> tuple[VersionSpan, ...]:
-    """Return the versions that a label begins with ("0.30-0.33 (source)"); none of a commit."""
+    """Return the versions that a label begins with ("0.30-0.33 (source)"); none for a commit."""
     first, dash, last = label.split()[0].partition("-")
     if not re.fullmatch(r"[\d.]+", first + last):
         return ()
@@ -78,7 +79,7 @@ CellData = Verdict | CellObject
 
 
 class GroupData(TypedDict):
-    """Families that read alike."""
+    """Families with equal verdicts."""
 
     families: list[str]
     versions: str
@@ -100,25 +101,25 @@ class ReaderData(TypedDict):
 
 
 class ServeData(TypedDict):
-    """How to run a directory or a file: templates, whose names serving.py fills in."""
+    """The command for a directory or a file: templates, whose names serving.py fills in."""
 
     loader: str
     command: str
-    reading: NotRequired[str]  # whose reading decides whether it is shown
+    reading: NotRequired[str]  # the loader whose reading decides whether ropext prints it
     note: NotRequired[str]
-    needed: NotRequired[str]  # said where it takes another length for itself:
+    needed: NotRequired[str]  # printed if it takes another length for itself:
     announces: NotRequired[dict[str, str]]  # by kind, which length that is
-    rewritten: NotRequired[str]  # where its converter loses what a GGUF carries
+    rewritten: NotRequired[str]  # if its converter loses a scaling that a GGUF can carry
     override: NotRequired[list[str]]  # runs the base with other keys, word by word
     environment: NotRequired[bool]  # its environment scales every file
 
 
 class TableData(TypedDict):
-    """The whole file."""
+    """The content of the file."""
 
     aliases: dict[str, str]  # what users also type for a loader
-    file_readers: dict[str, str]  # who reads no directory; why it should not, where it would
-    evidence: dict[str, str]  # what stands behind a cell where no engine read a model
+    file_readers: dict[str, str]  # loaders that read no directory; why one should not, if it would
+    evidence: dict[str, str]  # the basis of a cell if no engine read a model
     methods: dict[str, str]  # the method that gives each kind, the first to be offered first
     kinds: dict[str, str]
     readers: list[ReaderData]  # of directories
@@ -139,14 +140,14 @@ def loader_table() -> TableData:
 
 @dataclass(frozen=True)
 class TableCell:
-    """What was found for one kind of rope dict."""
+    """The result for one kind of rope dict."""
 
     verdict: Verdict
     why: str = ""
     flag: str = ""  # what to pass to the loader; {target} and the like are filled in
     evidence: str = "engine"  # or a key of the table's `evidence`
     needs: str = ""  # the verdict holds where these keys agree with the attention factor ...
-    otherwise: Verdict = "different"  # ... and this one where they do not
+    otherwise: Verdict = "different"  # ... and this one if they do not
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class LoaderVersions:
     families: Mapping[str, Mapping[str, TableCell]]  # family -> kind -> cell
     measured: Mapping[str, str]  # family -> the versions it was run in
     failed: Mapping[str, str]  # family -> why it could not be run
-    narrow: bool = False  # single facts alone are known of it: it is listed for their families
+    narrow: bool = False  # only single facts are known of it: it is listed for their families
 
     def known(self, family: str, model_type: str | None) -> str:
         """Return the name under which a model was run here, if it was: a composite's with its text
