@@ -3,9 +3,9 @@
 import sys
 
 if __name__ == "__main__" and "-m" in sys.orig_argv and not sys.flags.safe_path:
-    del sys.path[0]  # the working folder, where anyone's torch.py may lie
+    del sys.path[0]  # the working folder, which may have anyone's torch.py
 
-# By hand: this file imports sys alone, for what is imported above that line may lie there too.
+# JSON by hand: this file imports only sys, for a module imported above might come from there too.
 INTERRUPTED = '{\n  "error": "interrupted",\n  "exit_code": %d,\n  "option": null\n}\n'
 
 

@@ -139,7 +139,8 @@ class Workdir:
             )
 
     def _edited(self) -> list[str]:
-        """Return the files with ropext's names that differ from what a run of this folder left."""
+        """Return the files with ropext's names that differ from the files that a run of this folder
+        left."""
         manifest = sealed(self.folder)
         if manifest is None or self.command in BESIDE:
             return []

@@ -179,7 +179,7 @@ def fields_of(kinds: Iterable[type[Options]]) -> dict[str, FieldInfo]:
 
 def _signature(function: Callable[..., object], kinds: Sequence[type[Options]]) -> Signature:
     """Return a function's signature with each option in the place of `**options`. A function as a
-    default is shown as None, since its text would be an address."""
+    default becomes None, since its text would be an address."""
     stated = inspect.signature(function)
     parameters = dict[str, Parameter]()
     for name, parameter in stated.parameters.items():

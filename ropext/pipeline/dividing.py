@@ -28,7 +28,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.results.overlap import trained
 from ropext.results.values import FEWEST_DOCUMENTS
 
-# Of the documents that reach the target a third gives the verdict: eight, if there are as many
+# A third of the documents that reach the target gives the verdict: eight, if there are as many
 # again, and no more than this.
 MOST_OF_VERDICT = 32
 

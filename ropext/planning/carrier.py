@@ -115,7 +115,7 @@ class Programs:
 class Carrier:
     """A place that holds a spectrum, and the engines that read it there: the config of a directory.
 
-    A rope dict of stock transformers describes the content of such a place, also that of a GGUF.
+    A rope dict of stock transformers describes its content, also for a GGUF.
     """
 
     model: Model
@@ -302,7 +302,8 @@ def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
 
 
 def _older_agrees(config: dict[str, Json], model: Model) -> bool:
-    """Return whether the transformers 4 spellings alone give what stock transformers 5 builds."""
+    """Return whether the transformers 4 spellings alone give the numbers of stock transformers
+    5."""
     older = copy.deepcopy(config)
     text_part(older, model.path).pop("rope_parameters", None)
     try:

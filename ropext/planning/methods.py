@@ -40,7 +40,7 @@ class Attempt:
     """The part of a request that decides the result of a method at a site."""
 
     method: str
-    knobs: object  # of the method, frozen
+    knobs: object  # the method's, frozen
     from_original: bool
     attention: float | None
     for_loaders: tuple[str, ...]

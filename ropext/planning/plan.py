@@ -67,7 +67,7 @@ class ExtensionPlan:
     obstacles: tuple[str, ...] = ()  # why no extension can help
     task: str = ""  # as the hub names it, if the config states it
     fold: Fold | None = None  # of Self-Extend, which no config says
-    method_source: str | None = None  # of a function of the user's, as it was when this was planned
+    method_source: str | None = None  # source of the user's own method, as it was at planning
     words: Words = DIRECTORY  # the words for the output in texts
 
     def __repr__(self) -> str:
@@ -233,8 +233,8 @@ class ExtensionPlan:
         return ()
 
     def nearest(self) -> dict[str, str]:
-        """Return, for each loader that misreads the plan, the options whose result it reads
-        exactly."""
+        """Return the options whose result a loader reads exactly, by the loaders that misread the
+        plan."""
         return {}
 
     def nearest_by_options(self) -> dict[str, tuple[str, ...]]:
@@ -265,7 +265,7 @@ def why_unfolded(carrier: Carrier) -> str:
 class Plan(ExtensionPlan):
     """The plan for rotary embeddings, with the reading of the result by each engine."""
 
-    carrier: Carrier  # of the spectrum: a config, or the keys and tensors of a GGUF
+    carrier: Carrier  # carries the spectrum: a config, or the keys and tensors of a GGUF
     model: Model  # as its config was read
     authors: Published | None  # the authors' published recipe for this model
     attempts: Attempts = field(compare=False)  # at this model and target, by any method

@@ -238,9 +238,8 @@ def composed(plan: Plan) -> str:
     )
 
 
-# In the order of printing, after the warnings that the config itself causes. The value of each
-# warning is what it requires of a plan: a rope type, a key of its rope dict, or one of the words in
-# `warnings_of` (below).
+# In the order of printing, after the warnings that the config itself causes. Each value is a
+# condition on the plan: a rope type, a key of its rope dict, or a word of `warnings_of`.
 EVERY = ""
 ROTARY: dict[Callable[[Plan], str], str] = {
     length_only: "length alone",

@@ -1,7 +1,8 @@
-"""Perplexities from the NLL of every token: named protocols, readings, and the numbers in results.
+"""Compute perplexities from the NLL of every token: named protocols, readings, and the numbers in
+results.
 
 An array holds one float32 per token: the NLL of token t given all tokens before it; position 0 is
-not-a-number, for nothing precedes it. Sums are float64. Of a masked language model the tail alone
+not-a-number, for nothing precedes it. Sums are float64. For a masked language model only the tail
 is scored, the same tokens in windows of each length. Numbers of different protocols do not compare.
 
 Names in results: `tail@C` and `in_window@C` are perplexities, `tail_nll@C`, `in_window_nll@C`,

@@ -146,7 +146,8 @@ class Growth:
     target: int
     grow: Callable[["Rows", int], "Rows"]
     kept: Mapping[int, int]  # new row -> the old row that it equals, both counted from the offset
-    slopes: Callable[[int, float], list[float]] | None = None  # of a method for ALiBi
+    # slopes for ALiBi, if the method scales them
+    slopes: Callable[[int, float], list[float]] | None = None
 
     @property
     def rows(self) -> int:

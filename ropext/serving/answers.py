@@ -21,7 +21,7 @@ class AnswerSoFar:
 
     question: Turn
     streamer: TurnStreamer
-    index: int  # of the prompt in its request
+    index: int  # the prompt's place in its request
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Json]] = field(default_factory=list)

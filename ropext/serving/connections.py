@@ -40,7 +40,7 @@ class BoundedConnection(H11Protocol):
     def __init__(self, most: int, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self.most = most
-        self.stage: object = None  # of the request: h11.IDLE before its headers are complete
+        self.stage: object = None  # the request's: h11.IDLE before its headers are complete
         self.deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

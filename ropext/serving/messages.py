@@ -1,6 +1,6 @@
 """Turn the messages of a chat into a text, through the model's chat template.
 
-ropext refuses what it cannot pass on; it drops no part of a chat in silence.
+If ropext cannot pass on a part of a chat, it refuses the chat; it drops no part in silence.
 """
 
 from dataclasses import dataclass, replace

@@ -1,5 +1,5 @@
-"""Choose the settings of a training, each with the paper or measurement behind it: of a
-fine-tuning, and below of a fit.
+"""Choose the settings of a fine-tuning, and below those for a fit, each with the paper or
+measurement behind it.
 
 Every published recipe trains all weights of 7B models or larger on clusters. The optimiser and the
 warm-up carry over. Steps and batch are cut to the amount that one GPU trains in hours, and to the
@@ -73,7 +73,7 @@ class Settings:
     """All settings that decide the learned weights or frequencies."""
 
     row_tokens: Setting
-    rows: Setting  # of one optimiser step
+    rows: Setting  # rows in one optimiser step
     steps: Setting
     learning_rate: Setting
     warmup: Setting

@@ -1,5 +1,5 @@
-"""Prepare and run a fine-tuning: of a LoRA of an extended checkpoint, of new rows of its position
-table, or of both."""
+"""Prepare and run a fine-tuning: it trains a LoRA of an extended checkpoint, new rows of its
+position table, or both."""
 
 import gc
 from collections.abc import Sequence

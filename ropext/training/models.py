@@ -94,7 +94,8 @@ def check_tracker(name: str) -> None:
 
 
 def four_bits(where: torch.device) -> "BitsAndBytesConfig":
-    """QLoRA's quantiser: 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, section 3)."""
+    """Return QLoRA's quantiser: 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, section
+    3)."""
     import transformers
 
     if where.type != "cuda":

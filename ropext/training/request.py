@@ -15,7 +15,7 @@ from ropext.models.load import silenced
 from ropext.options.fields import Texts, reads
 from ropext.options.training import Finetune, Fit
 
-if TYPE_CHECKING:  # of the two kinds one is imported
+if TYPE_CHECKING:  # at run time only one of the two is imported
     from ropext.training.finetune import AdapterObjective
     from ropext.training.objective import Finish
     from ropext.training.spectrum_objective import SpectrumObjective

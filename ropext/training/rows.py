@@ -289,7 +289,7 @@ def _too_short(documents: Sequence[Document], strategy: Full | Pose) -> str:
     )
 
 
-TASKS = ("passkey", "mkey")  # of the questions that are fitted on
+TASKS = ("passkey", "mkey")  # tasks of the questions that a fit uses
 FIT_TASK = "passkey"
 # Weight of a question's mean loss, relative to a window's. With a whole row's weight, its few
 # tokens

@@ -66,7 +66,8 @@ class Space(nn.Module):
         return tuple(factors.cpu().tolist()), float(attention)
 
     def outside(self) -> str | None:
-        """Return which guard does not hold; None if all hold."""
+        """Return a sentence about the first limit that the numbers break; None if they break none.
+        All numbers must be finite, and the factor of each pair from SHORTEST to the ceiling."""
         factors, attention = self.values()
         if not all(map(math.isfinite, (*factors, attention))):
             return "a number of the spectrum is not finite"

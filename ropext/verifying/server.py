@@ -30,8 +30,8 @@ from ropext.endpoint.server import Server, served_model, server_at
 from ropext.proof.neighbours import JudgedNeighbour, Neighbour, judge
 
 # Nats, the mean of eight prompts. bfloat16 kernels differ by some hundredths. llama.cpp also rounds
-# what it multiplies by quantised weights: a right Q4_1 server measured 0.145 ± 0.035, a server with
-# the factor × 1.25 measured 0.27 inside and 0.42 beyond
+# the inputs of quantised weights: a right Q4_1 server measured 0.145 ± 0.035, a server with the
+# factor × 1.25 measured 0.27 inside the original context and 0.42 beyond it
 # (benchmarks/results/endpoint-tolerance-2026-11-28.md).
 TOLERANCE = 0.25
 ASKED = 8  # prompts of each text, all beginnings of it: the server's cache then serves the next one

@@ -1,6 +1,6 @@
-"""What can be said of a model from its small files alone: inspect it, plan for it, serve it.
+"""Inspect a model, plan for it and find how to serve it, all from its small files alone.
 
-Kept apart from the pipeline so that these commands start at once.
+This is separate from the pipeline so that these commands start at once.
 """
 
 from ropext.files.inspecting.model import (

@@ -1,4 +1,4 @@
-"""A config that Python holds, alone or of a model in memory, as if it had been opened."""
+"""Open a config that Python holds, alone or in a model in memory, as if it were on disk."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from ropext.families import stock
 from ropext.files.checkpoint import Snapshot
 
 ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
-# Nothing lies there: neither a record nor weights are read of what is in memory.
+# An empty place: for a model in memory, neither a record nor weights are read.
 NOWHERE = Path(os.devnull, "in-memory")
 
 
@@ -22,7 +22,7 @@ class Config(Protocol):
     """A config object of transformers."""
 
     def to_json_string(self) -> str:
-        """Write it as config.json has it."""
+        """Return the config in the form of config.json."""
 
 
 @runtime_checkable
@@ -33,8 +33,8 @@ class HasConfig(Protocol):
 
 
 def in_memory_snapshot(given: object, *, before_patch: bool = False) -> Snapshot:
-    """Return a snapshot of a config or a model in memory; `before_patch` of what the model computed
-    before `ropext.patch`."""
+    """Return a snapshot of a config or a model in memory; with `before_patch`, of the model before
+    `ropext.patch`."""
     config = _config_held(given, before_patch)
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:

@@ -1,4 +1,4 @@
-"""Does a model fit into a memory, and how long a text beside it?"""
+"""Compute whether a model fits into a memory, and the longest text that fits with it."""
 
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from ropext.planning.memory import MemoryFit, fit_memory
 def memory_fit(
     model: str | Path, options: MemoryOptions, *, length: int | None = None, revision: str | None
 ) -> MemoryFit:
-    """What of a model fits into a memory, at `length` tokens, or at what the model reads now."""
+    """Return which lengths of a model fit into a memory; `length` is checked, or the model's
+    context."""
     if options.memory is None:
         raise UsageError("--memory SIZE is needed, e.g. --memory 12G")
     snapshot = open_model(model, revision=revision)

@@ -1,4 +1,4 @@
-"""Open a model by its small files: say what position scheme it has, and plan an extension by it."""
+"""Open a model by its small files: find its position scheme, and plan an extension."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def open_given(
     model: object, revision: str | None = None, *, before_patch: bool = False
 ) -> Snapshot:
-    """A model by its name; a model or a config in memory by what its config says."""
+    """Return the snapshot of a model by its name, or of a model or config in memory."""
     if isinstance(model, str | PathLike):
         return open_model(model, revision=revision)
     if revision is not None:
@@ -47,7 +47,7 @@ def open_given(
 
 
 def open_model(model: str | PathLike[str], *, revision: str | None = None) -> Snapshot:
-    """A checkpoint or a GGUF file, whichever the name is of."""
+    """Return the snapshot of a checkpoint or a GGUF file, as the name requires."""
     model = model_name(model)
     if bundled.find_gguf(model) is not None:
         from ropext.files.gguf import open_gguf  # late: a directory needs none of it
@@ -58,7 +58,7 @@ def open_model(model: str | PathLike[str], *, revision: str | None = None) -> Sn
 
 @contextmanager
 def naming_config(snapshot: Snapshot) -> Iterator[None]:
-    """Let errors about what a snapshot says of positions name where it says so."""
+    """Add the config's name to errors about the positions of a snapshot."""
     try:
         yield
     except ConfigError as error:
@@ -67,17 +67,17 @@ def naming_config(snapshot: Snapshot) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a model has, from its config files alone."""
+    """The facts about a model in its config files alone."""
 
     name: str
     carrier: Carrier
     target: int
     limits: dict[str, Any]
-    extended: str = ""  # by what, as ropext.json says
+    extended: str = ""  # the method, as ropext.json states it
 
     @property
     def model(self) -> Model:
-        """The model as its config says it."""
+        """The model that its config describes."""
         return self.carrier.model
 
     @property
@@ -89,7 +89,7 @@ class Inspection:
         return f"<Inspection of {self.name}: {self.model.context:,} tokens>"
 
     def spectra(self) -> dict[str, Spectrum]:
-        """What three well-known methods would make of it, for the picture."""
+        """Return the spectra that three well-known methods would give it, for the picture."""
         rope = self.main.rope
         known = scaling.well_known(self.main.rope, self.target)
         return {name: scaling.compose(rope, each, self.target) for name, each in known.items()}
@@ -110,7 +110,7 @@ class Inspection:
                 }
             )
         facts = asdict(self.model) | {"sites": sites}
-        del facts["stock_sites"]  # the notes say where they differ
+        del facts["stock_sites"]  # the notes list the differences
         del facts["described"]
         facts["container"] = self.carrier.architecture
         kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
@@ -128,9 +128,9 @@ def inspect(
     original_context: int | None = None,
     revision: str | None = None,
 ) -> "Inspection | PositionFacts":
-    """Return what position scheme a model has, and what follows from it.
+    """Return the position scheme of a model, and the facts that follow from it.
 
-    A model in memory, or a config, is seen by its config, as it computes now.
+    A model in memory, or a config, is read by its config, as it computes now.
     """
     if factor is None and target is None:
         factor = 2.0  # from 4 on an untrained plan gets a warning
@@ -152,7 +152,8 @@ def inspect(
 
 
 def _limits(snapshot: Snapshot) -> dict[str, Any]:
-    """What besides the rotary embedding caps a sequence, or decides how it is extended."""
+    """Return further limits of a sequence outside the rotary embedding, and the quantisation, which
+    decides how the model is extended."""
     longest = (snapshot.tokenizer_config or {}).get("model_max_length")
     return {
         "tokenizer": longest if isinstance(longest, int) and longest < NO_LIMIT else None,
@@ -168,16 +169,16 @@ def plan(
     revision: str | None = None,
     **options: Any,
 ) -> ExtensionPlan:
-    """Return what `extend` would do; of a model in memory, what `patch` would.
+    """Return the changes that `extend` would make; for a model in memory, those of `patch`.
 
-    A model in memory, or a config, is seen by its config, from before `patch`.
+    A model in memory, or a config, is read by its config, from before `patch`.
     """
     snapshot = open_given(model, revision, before_patch=True)
     return planned(snapshot, snapshot.name, parse_extend(options, read_text))
 
 
 def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
-    """The plan for a model, by the scheme that it has."""
+    """Return the plan for a model, by its position scheme."""
     if read_positions(snapshot.config) is not None:
         from ropext.files.schemes.plan import make_table_plan  # late: no rotary model needs it
 
@@ -191,8 +192,8 @@ def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
 
 
 def with_far_warning(made: Plan) -> Plan:
-    """The plan of an extension that no training follows, with what that costs far out; nothing is
-    recommended if `extend` refuses it."""
+    """Return the plan with a warning of the cost if it extends far and no training follows. Nothing
+    is recommended if `extend` refuses it."""
     warning = far(made)
     if not warning:
         return made
@@ -210,7 +211,7 @@ def plan_config(
     name: str = "MODEL",
     fold: FoldOptions | None = None,
 ) -> ExtensionPlan:
-    """The plan for a model in memory, by the scheme that its config has."""
+    """Return the plan for a model in memory, by the position scheme of its config."""
     if recipe.method == self_extend.NAME:
         return make_folded_plan(config, recipe, name, fold or FoldOptions())
     if fold is not None:
@@ -224,7 +225,8 @@ def plan_config(
 
 
 def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
-    """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
+    """Return the plan for a rotary model. Lengths that ropext's own config omits come from its
+    record."""
     if request.like is not None:
         from ropext.files.gguf import request_like  # late: a directory needs none of it
 
@@ -275,9 +277,9 @@ def _in_one_step(snapshot: Snapshot, record: Record, request: Extend, made: Plan
 
 
 def _fewer_trained(record: Record, made: Plan) -> int | None:
-    """How many tokens the weights were trained on by their record, where these are fewer than the
-    model reads."""
-    # What was saved from memory may have been trained there.
+    """Return how many tokens the weights were trained on by their record, if the model reads more;
+    else None."""
+    # A model that was saved from memory may have been trained there.
     if any(map(record.more.get, (*provenance.TRAININGS, provenance.SAVED))):
         return None
     links = provenance.lineage(record)
@@ -292,7 +294,7 @@ def _fewer_trained(record: Record, made: Plan) -> int | None:
 
 
 def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:
-    """The plan from the base before every recorded extension."""
+    """Return the plan from the base before every recorded extension."""
     links = provenance.lineage(record)
     first = links[-1]
     origin = first["base"]["config"]
@@ -315,7 +317,7 @@ def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str)
 
 
 def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str]:
-    """That a model was scaled before, or may have been."""
+    """Yield the warning that a model was scaled before, or may have been."""
     rope = model.scaled_sites[0].rope
     kind = model.scaled_sites[0].params["rope_type"]
     first = f"{kind} (its config)" if rope.is_scaled else ""

@@ -1,4 +1,4 @@
-"""How each loader reads a model as it stands, and the commands that run it."""
+"""Find how each loader reads a model without an extension, and the commands that run it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from ropext.planning.carrier import Carrier, UnextendedModel
 
 @dataclass(frozen=True)
 class Served:
-    """How each loader reads a model, and the commands that run it."""
+    """The readings of a model by each loader, and the commands that run it."""
 
     directory: str
     carrier: Carrier
@@ -26,7 +26,7 @@ class Served:
 
     @property
     def model(self) -> Model:
-        """The model as its config says it."""
+        """The model that its config describes."""
         return self.carrier.model
 
     def to_json(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Served:
 
 
 def read_again(snapshot: Snapshot) -> Served:
-    """What loaders make of a config as it stands, and how to serve it."""
+    """Return how each loader reads a config unchanged, and how to serve it."""
     with naming_config(snapshot):
         model, conflicts = snapshot.interpret()
     record = record_in(snapshot)
@@ -62,14 +62,14 @@ def read_again(snapshot: Snapshot) -> Served:
 
 @dataclass(frozen=True)
 class LoaderGate:
-    """Whether the loaders of --for read a model as its config means."""
+    """The verdict whether the loaders of --for read a model as its config means."""
 
     loaders: tuple[str, ...]
     passed: bool | None  # None: not measured
     sentence: str
 
     def raise_if_failed(self) -> None:
-        """Raise where one of them reads it otherwise, or where that was not measured."""
+        """Raise GateFailed if one of them misreads it, or NotMeasured if that was not measured."""
         if self.passed is None:
             raise NotMeasured(self.sentence)
         if not self.passed:
@@ -77,7 +77,8 @@ class LoaderGate:
 
 
 def gate(served: Served, names: Sequence[str]) -> LoaderGate:
-    """Judge how these loaders read a model; a version is named as in --for."""
+    """Return the verdict on these loaders for a model; each name may have a version, as in
+    --for."""
     readings = list[loaders.LoaderReading]()
     for name in names:
         readings += served.carrier.of_loader(name, served.readings)
@@ -94,7 +95,7 @@ def gate(served: Served, names: Sequence[str]) -> LoaderGate:
 
 
 def _told(readings: Sequence[loaders.LoaderReading]) -> str:
-    """What these loaders make of it, one after the other."""
+    """Return the readings of these loaders as a clause."""
     parts = []
     for reading in readings:
         why = f" ({reading.why})" if reading.why else ""
@@ -103,13 +104,13 @@ def _told(readings: Sequence[loaders.LoaderReading]) -> str:
 
 
 def read_unextended(model: str, *, revision: str | None = None) -> Served | None:
-    """How each loader reads anybody's model; None where it does not rotate."""
+    """Return how each loader reads anybody's model; None if it does not rotate."""
     snapshot = open_model(model, revision=revision)
     return None if read_positions(snapshot.config) is not None else read_again(snapshot)
 
 
 def serving(model: str, *, revision: str | None = None) -> Served | None:
-    """How each loader reads an extended directory; None where it is not one."""
+    """Return how each loader reads an extended directory; None if it is not one."""
     snapshot = open_model(model, revision=revision)
     if read_positions(snapshot.config) is not None:
         return None

@@ -69,7 +69,7 @@ def set_slopes(live: "PreTrainedModel", growth: Growth | None) -> None:
         name = "position_bias" if "position_bias" in kwargs else "alibi"
         bias = kwargs[name]
         by_head = bias.reshape(-1, len(factors), bias.shape[-1])
-        slopes = (by_head.amax(2) - by_head.amin(2)).amax(0)  # of the row with most tokens
+        slopes = (by_head.amax(2) - by_head.amin(2)).amax(0)  # in the row with most tokens
         steepest = slopes.argsort(descending=True)
         ratios = torch.empty_like(slopes)
         ratios[steepest] = factors.to(ratios)

@@ -1,7 +1,8 @@
-"""Retrieval tasks, one file each: how an item is built from token ids, a length, depths and a seed.
+"""Define retrieval tasks, one file each: how an item is built from token ids, a length, depths and
+a seed.
 
-Pure: a tokenizer comes in through `Encoder`, and what is made of the items is not known here.
-A new task is one file and one entry in `TASKS`.
+Pure: a tokenizer comes in through `Encoder`, and the use of the items is not known here. A new task
+is one file and one entry in `TASKS`.
 """
 
 from collections.abc import Sequence

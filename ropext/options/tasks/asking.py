@@ -1,4 +1,5 @@
-"""Tasks asked in words: a prompt of text that fits a budget of tokens, and the score of an answer.
+"""Define tasks asked in words: a prompt of text that fits a budget of tokens, and the score of an
+answer.
 
 A prompt is encoded as a whole, as its reader would encode it, and is never cut: it holds as many
 sentences, words or passages as the budget allows. The budget includes the room for the answer.
@@ -28,7 +29,7 @@ from ropext.options.tasks.item import (
 
 ENDLESS = 10**9  # units of a text that can be made as long as wanted
 SURELY = 20  # items whose sizes tell what any of a task takes
-FILLED = 0.9  # of the budget at least, else the material was too little for the length
+FILLED = 0.9  # least share of the budget; below it the material is too little for the length
 SENTENCE_END = re.compile(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n")
 
 

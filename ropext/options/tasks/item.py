@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from ropext.base.errors import UsageError
 
-# Of one task and length: 1,000 give a share to within 3 points, and more only cost.
+# For one task and length: 1,000 give a share to within 3 points, and more only cost.
 MOST_ITEMS = 1000
 MOST_TOKENS = 2**29  # of all items together, which are kept in memory: four gigabytes
 
@@ -69,7 +69,7 @@ class Item:
     """What the text that greedy decoding gives must name; none: the answer's tokens decide."""
     part: bool = False  # one reference is enough
     room: int = 0  # tokens that may be generated
-    text_hash: str = ""  # of a question in words, whoever encodes it
+    text_hash: str = ""  # identifies a question in words, whoever encodes it
     text: tuple[int, int] = (0, 0)
     """Where the text begins and ends in the prompt, between instruction and question. (0, 0): the
     whole prompt, which ends with a short question."""
@@ -193,7 +193,7 @@ class Task:
         )
 
     def groups(self, depths: Sequence[float], items: int) -> list[tuple[int, tuple[float, ...]]]:
-        """Return index and depths of every haystack; each depth is asked `items` times."""
+        """Return index and depths of every haystack; each depth has `items` questions."""
         if not self.in_words:
             return [(index, tuple(depths)) for index in range(items)]
         remaining = tuple(depths) * items

@@ -27,7 +27,8 @@ PAIRED = 20_000  # keys of two words at most, of which there are 181 * 180
 
 @dataclass(frozen=True)
 class Needles:
-    """One of the eight tasks; questions ask for the `value` of a key: two words, or a UUID."""
+    """One of the eight tasks. A key is two words, or a UUID if `by_uuid`; each key has `values`
+    values, which are numbers or UUIDs (`value`). A question asks for all values of `asked` keys."""
 
     around: str = "book"  # or noise, or needles
     value: str = "number"  # or UUID

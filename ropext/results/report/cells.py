@@ -1,4 +1,4 @@
-"""Write numbers as cells, and lay them out in columns: every table of measured values uses them."""
+"""Write numbers as cells, and arrange them in columns: every table of measured values uses them."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
