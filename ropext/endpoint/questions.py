@@ -124,7 +124,7 @@ def build(wish: Wish, counts: dict[str, Count], kept: Store) -> Iterator[list[Qu
 
 
 def _own(wish: Wish, task: OwnTask, count: Count) -> Iterator[list[Question] | str]:
-    """Yield the user's own questions, each alone, and a sentence about those that are too long."""
+    """Yield the user's own questions, each alone, and a sentence if some are too long."""
     sizes = list[int]()
     for index, one in zip(haystacks_of(wish.own[task]), wish.own[task], strict=True):
         question = Question(str(task), 0, index, one.asked, 0, 0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_CANDIDATES = 5  # for each token, as OpenAI's
 LOWEST = -9999.0  # in place of the logarithm of 0, which JSON cannot state; vLLM writes the same
-SLICE_BYTES = 256 << 20  # of a slice of logits, as in `ropext eval`
+SLICE_BYTES = 256 << 20  # for a slice of logits, as in `ropext eval`
 MOST_SILENT = 8  # tokens without text; a character has at most four
 
 
@@ -26,7 +26,7 @@ class Details:
 
     echo: str | None = None  # the text of the prompt; None: the answer begins after it
     candidates: int | None = None  # for each token; None: no log-probabilities
-    as_ids: bool = False  # whether a token is named by its id
+    as_ids: bool = False  # whether a token's name is its id
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class OwnTask(str):
 
 
 def own_task(word: object, bundled: Collection[str]) -> object:
-    """Return the task that a file or a function is; every other word of --tasks as it is."""
+    """Return the task of a file or a function; return every other word of --tasks unchanged."""
     if isinstance(word, OwnTask):
         return word
     if callable(word):
@@ -107,7 +107,7 @@ def _name_of(function: Any) -> str:
 
 
 def _checked(name: str, source: str, bundled: Collection[str]) -> str:
-    """Return a name of a task; refuse one that another number has."""
+    """Return a name of a task; raise UsageError if another number has this name."""
     if name in bundled:
         kind = "a retrieval task of ropext"
     elif name in RESERVED or name.endswith("_nll"):
@@ -138,7 +138,7 @@ class OwnQuestion:
 
     @property
     def asked(self) -> Asked:
-        """Return the question as a server is asked it."""
+        """The question in the form that a server gets."""
         return Asked(self.text, self.prefix, "", self.outputs)
 
     def room(self, prompt: int, answer: int) -> int:
@@ -193,7 +193,8 @@ Row = tuple[str, Mapping[str, Any], int | None]  # its place, its fields, and th
 
 
 def _collect(rows: Iterable[Row], source: str, found: list[OwnQuestion]) -> None:
-    """Add the questions of rows, each checked; refuse one that is asked twice, or too many."""
+    """Add the questions of rows, each checked; raise if one occurs twice, or if there are too
+    many."""
     seen = {(question.text, question.prefix): question.where for question in found}
     for where, row, length in rows:
         question = _question(where, row, length)
@@ -207,7 +208,8 @@ def _collect(rows: Iterable[Row], source: str, found: list[OwnQuestion]) -> None
 
 
 def _question(where: str, row: Mapping[str, Any], length: int | None) -> OwnQuestion:
-    """Return the question of one row; `length` is the one that a function made it for."""
+    """Return the question of one row; `length` is the length that a function made it for, if
+    any."""
     for field in ("input", "outputs"):
         if field not in row:
             there = ", ".join(map(str, list(row)[:8])) or "no field"
