@@ -107,11 +107,11 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = no_messages) -> Li
         if wish.adapter is not None:
             model = add_adapter(model, wish.adapter)
         model = _extended(model, plan)
-    config = snapshot.config if plan is None else plan.config
+        config = snapshot.config if plan is None else plan.config
+        continues = not follows_length(config, limit) and continues_after_cut(model)
     piece = SHORTEST_PIECE
     if plan is not None and plan.fold is not None:
         piece = max(piece, plan.fold.window)  # the folded attention is fastest in such blocks
-    continues = not follows_length(config, limit) and continues_after_cut(model)
     if not continues:
         say("this model's cache cannot be read on from: each question is read from its start")
     names = wish.served_names or (wish.name,)

@@ -103,14 +103,14 @@ def test_a_long_prompt_is_read_in_pieces_as_in_one(loaded, monkeypatch):
     assert pieces["choices"] == whole["choices"]
 
 
-def test_the_user_sees_no_advice_of_transformers_about_its_arguments(loaded):
+def test_the_user_sees_no_advice_of_transformers_about_its_arguments(directory):
     import warnings
 
-    from ropext.models.load import silenced
-    from ropext.serving.served import continues_after_cut
+    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.turns import Worker
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        with silenced():
-            assert continues_after_cut(loaded["yarn"].model)
-    assert [str(warning.message) for warning in seen] == []
+        Worker(load(ServeOptions(str(directory), "tiny"), HOW), print).check()
+    advice = [own for own in seen if "past_key_values" in str(own.message)]
+    assert advice == []
