@@ -42,7 +42,7 @@ UNSEEN = (
     "{length}: it is not known whether the server truncated these prompts: no usage shows it, and "
     "the model did not repeat the first word of a text; the share counts every answer"
 )
-PROBES = (256, 512)  # tokens of the prompts whose speed gives an estimate
+PROBE = 512  # tokens of a prompt whose speed gives an estimate
 LEAST_ESTIMATED = 32_768  # tokens; fewer are soon read
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is answered)"
 
@@ -290,10 +290,9 @@ def _say_when(rows: Mapping[str, PortRow], asking: Asking) -> None:
 
 
 def _estimate(plan: PortPlan, waiting: Sequence[Unanswered], counts: Mapping[str, Count]) -> str:
-    """Return an estimate of the time for the questions from the speed of a short prompt.
+    """Return an estimate of the time for the questions from short prompts; "" if they are few.
 
-    The server answers it after a shorter one, because the first request may load the model. A
-    server need not read a text again for its other questions, so the estimate is a range.
+    A server need not read a text again for its other questions, so the estimate is a range.
     """
     total = 0
     longest = dict[str, int]()
@@ -305,17 +304,21 @@ def _estimate(plan: PortPlan, waiting: Sequence[Unanswered], counts: Mapping[str
         return ""
     first = waiting[0]
     put = first.put
-    seconds = 0.0
-    for tokens in PROBES:
+    took = list[float]()
+    counted = 1
+    # The first prompt may load the model. The last is the second again, with its whole answer.
+    for tokens, room in ((PROBE // 2, 1), (PROBE, 1), (PROBE, put.room)):
         shorter = cut(put, counts[put.task], tokens + put.room, plan.wish.api)
         begun = time.monotonic()
-        reply = first.row.port.ask(shorter.prompt(plan.wish.api), 1)
-        seconds = (time.monotonic() - begun) / max(shorter.counted, 1)
+        reply = first.row.port.ask(shorter.prompt(plan.wish.api), room)
+        took.append(time.monotonic() - begun)
+        counted = max(shorter.counted, 1)
         if reply.error:
             return ""
-    least = duration(seconds * sum(longest.values()))
-    most = duration(seconds * total)
-    return f", about {least} to {most} by the speed of a short prompt ({1 / seconds:,.0f} tokens/s)"
+    answers = took[2] * len(waiting)
+    least = duration(answers + took[1] * sum(longest.values()) / counted)
+    most = duration(answers + took[1] * total / counted)
+    return f", about {least} to {most} by the speed of short prompts"
 
 
 def _ask(
