@@ -3,6 +3,7 @@
 If ropext cannot pass on a part of a chat, it refuses the chat; it drops no part in silence.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 from ropext.base.errors import InputError
@@ -14,6 +15,7 @@ from ropext.serving.served import LiveModel
 # Types of content parts -> the key of their text. `input_text` and `output_text` are of OpenAI's
 # Responses API.
 PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+MARK = re.compile("ropext[0-9]+mark")
 NOT_READ = {"audio": "ropext serve reads only text", "function_call": "send tool_calls"}
 
 
@@ -71,7 +73,7 @@ class Marks:
 
     def new(self, loss: str) -> str:
         """Return another mark."""
-        mark = f"ropext{len(self.sentences)}mark"
+        mark = f"ropext{len(self.sentences)}mark"  # as in MARK
         self.sentences[mark] = f"{self.template} {loss}"
         return mark
 
@@ -103,8 +105,9 @@ def _check_losses(chat: Chat, name: str) -> None:
         text = replace(chat, messages=messages, tools=tools).rendered()
     except Refusal:
         return  # the template takes only these texts
+    found = set(MARK.findall(text))  # all at once: a request may have very many messages
     for mark, sentence in marks.sentences.items():
-        if mark not in text:
+        if mark not in found:
             raise _refusal(sentence)
 
 
