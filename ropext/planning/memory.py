@@ -16,8 +16,8 @@ STEP = 256  # tokens by which the longest length is sought, as llama.cpp makes a
 class CacheType:
     """The storage of a cache's numbers in an engine: blocks, each with its scale."""
 
-    values: int  # of one block
-    bytes: int  # of one block
+    values: int  # in one block
+    bytes: int  # in one block
 
     def bytes_of(self, values: int) -> int | None:
         """Return the bytes of so many values; None if they do not fill whole blocks."""

@@ -48,7 +48,7 @@ class ChildParser:
 
     def __init__(self, served: LiveModel, ids: Sequence[int]) -> None:
         self.served = served
-        self.ids = ids  # of the prompt
+        self.ids = ids  # the prompt's
         # until the first call
         self.template = get_response_template(served.tokenizer, served.model)
 

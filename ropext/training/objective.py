@@ -270,7 +270,7 @@ class Objective(ABC, Generic[Done]):
 
     @abstractmethod
     def learn(self) -> None:
-        """Train."""
+        """Train; `choose` then reads the trained models."""
 
     @abstractmethod
     def choose(self, pause: Show) -> Done | None:

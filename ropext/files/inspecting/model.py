@@ -256,7 +256,7 @@ def _untrained_since(snapshot: Snapshot, record: Record, request: Extend, made: 
     made = replace(made, trained=trained)
     if trained is None or request.again or request.like or request.length_only:
         return made
-    if provenance.TRAINED_ON in record.more:  # --from-original would undo what was trained for
+    if provenance.TRAINED_ON in record.more:  # --from-original would undo the trained length
         return made
     anew = _in_one_step(snapshot, record, request, made)
     why = "the record says that nothing was trained since the extension"
