@@ -477,7 +477,6 @@ def _kept(params: forms.Params) -> dict[str, Any]:
 # Below this many pairs a ramp has too few steps to act on: on a model with four pairs llama3 and
 # dynamic lose most inside the window, ntk least (benchmarks/results/untrained-2026-11-22.md).
 FEW_PAIRS = 8
-UNKNOWN = ". Its cost on short inputs is unknown for this model; measure it with ropext eval"
 # YaRN loses least beyond the window (benchmarks/results/real-model-2026-11-22.md); docs/methods.md
 # has the measured cases in which llama3 is the better one.
 PREFERRED = ("yarn", "llama3", "ntk", "pi")
@@ -593,7 +592,7 @@ def _first(
         elif len(row.read_by) == 1:
             exact = f"measured only in {row.read_by[0]}"
         said = "; ".join([case.said, *others, f"written as {written}, {exact}"])
-        return row.method, said + UNKNOWN * (not recipe.finetune)
+        return row.method, said
     return None
 
 

@@ -15,6 +15,7 @@ from ropext.families.published import Published
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
 from ropext.planning.carrier import DIRECTORY, Carrier, Words
+from ropext.planning.measured import twofold
 from ropext.planning.methods import (
     LENGTH_ONLY,
     Attempt,
@@ -36,6 +37,7 @@ from ropext.scaling.tables import Growth
 # Times the context with nothing trained: from this factor on, `extend` requires --untrained.
 # Nobody publishes an untrained factor above 4 (families/published.json).
 ASKED_UNTRAINED = 64
+FAR_UNTRAINED = 4  # times the context; from here on an untrained model loses as measured
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,8 @@ class ExtensionPlan:
         return {}
 
     def remarks(self, *, warnings_first: bool = False) -> list[str]:
-        """Return every note and warning with the prefix "note: " or "warning: "; the warnings of
-        one name are one remark."""
+        """Return every note and warning, each with that word before it; the warnings of one name
+        are one remark."""
         notes = [f"note: {note}" for note in self.notes]
         kinds = dict[str, str]()
         for warning in self.warnings:
@@ -197,6 +199,12 @@ class ExtensionPlan:
         stays or comes from another model (--like), and if the model's authors publish this factor.
         """
         return 1.0
+
+    @property
+    def measured(self) -> str:
+        """Return what such a scaling gave where it was measured; "" if something is trained for
+        it, or if a warning says it."""
+        return ""
 
     @property
     def trained_on(self) -> str:
@@ -319,6 +327,12 @@ class Plan(ExtensionPlan):
         return self.target / trained
 
     @property
+    def measured(self) -> str:
+        if not 1 < self.untrained_factor < FAR_UNTRAINED or self.obstacles:
+            return ""
+        return twofold(self.name, self.model, self.method)
+
+    @property
     def trained_on(self) -> str:
         if self.trained is None:
             return ""
@@ -351,6 +365,8 @@ class Plan(ExtensionPlan):
         elif chosen.method == LENGTH_ONLY:
             advice = "--length-only"
         facts.append(("recommended", f"{advice}: {chosen.reason}"))
+        if self.measured:
+            facts.append(("measured", self.measured))
         for place, way in enumerate(self.ways):
             facts.append(("or" if place else "scaled again", way.sentence()))
         if briefly or self.recipe.length_only or why_unfolded(self.carrier):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ropext.families.loaders import WRONG, newest
-from ropext.planning.plan import ASKED_UNTRAINED, Plan, too_far, why_unfolded
+from ropext.planning.measured import farther
+from ropext.planning.plan import ASKED_UNTRAINED, FAR_UNTRAINED, Plan, too_far, why_unfolded
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
 FLOAT32_MATTERS = 2**18
-FAR_UNTRAINED = 4  # times the context; from here on an untrained model loses as measured
 EVEN_SO = "; extend needs --even-so, or --length-only, which raises only the stated length"
 # vLLM 0.32 and 0.33 build these with a table of one position a token; of every other mRoPE they
 # take four times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33:
@@ -86,10 +86,8 @@ def far(plan: Plan) -> str:
     if instead:
         instead += "or "
     return (
-        f"[far] {factor:g}× {trained} without training: with YaRN, SmolLM2 predicts novels 0.18 "
-        "nats per token worse than from truncated text at 4× (about 20 % more perplexity) and "
-        f"finds 10 % of the needles; 0.65 nats worse at 8×{measured}. No authors publish an "
-        f"untrained factor above 4. Instead: {instead}take a smaller factor "
+        f"[far] {factor:g}× {trained} without training: {farther()}{measured}. No authors publish "
+        f"an untrained factor above 4. Instead: {instead}take a smaller factor "
         f"(docs/choose-a-method.md){asked}"
     )
 

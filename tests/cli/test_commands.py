@@ -269,7 +269,7 @@ def test_extend_serves_in_one_program_or_in_every_one(ropext, llama, tmp_path):
     )
 
     def loaders(out):
-        lines = out.partition("to serve it")[2].splitlines()[1:]
+        lines = out.partition("to serve it")[2].partition("\n\n")[0].splitlines()[1:]
         return [line.split()[0] for line in lines if line[:2] == "  " and line[2:3].isalpha()]
 
     first = ropext(*words)[1]

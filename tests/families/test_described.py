@@ -168,7 +168,7 @@ def test_an_answer_is_kept_by_config_and_version(asked, monkeypatch):
     assert "of its first 2 layers 1 turn nothing" in note
     plan = make_plan(NOVA, Extend(factor=4.0))
     assert plan.config["max_position_embeddings"] == 2048
-    assert "written as a new theta, not measured in any engine." in plan.recommendation.reason
+    assert "written as a new theta, not measured in any engine" in plan.recommendation.reason
     doubts = {line.loader: line.note for line in plan.serving("OUT")}
     assert doubts["vllm"].endswith("ropext verify --endpoint URL compares a running server")
     assert doubts["transformers"].endswith("; extend proves it with the one that is installed")

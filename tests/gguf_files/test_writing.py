@@ -137,7 +137,7 @@ def test_the_lines_of_a_file_in_a_directory_name_the_file(tmp_path, name):
     assert served["llama.cpp"] == f"llama-server -m {file} -c 1024 -np 1"
     modelfile = served["ollama"].rpartition(" ")[2]
     assert Path(modelfile).is_file()
-    again = inspecting.plan(str(out), factor=2.0, method="yarn", even_so=True)
+    again = inspecting.plan(str(out), factor=2.0, method="yarn", again=True)
     lines = {line.loader: line.command for line in again.serving(str(tmp_path / "longer"))}
     assert lines["llama.cpp"] == f"llama-server -m {tmp_path / 'longer' / file.name} -c 2048 -np 1"
 
@@ -245,7 +245,7 @@ def test_the_same_extension_gives_the_same_bytes(base, tmp_path):
 def test_a_second_extension_goes_on_from_the_first(base, tmp_path):
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
     first = extend(base, one, method="yarn").plan.main.wanted
-    second = extend(one, two, target=2048, factor=None, method="pi")
+    second = extend(one, two, target=2048, factor=None, method="pi", again=True)
     np.testing.assert_allclose(ggml.rope(two, 16)[0], np.array(first.inv_freq) / 2, rtol=DRIFT)
     assert ggml.rope(two, 16)[1] == pytest.approx(first.attention_factor, rel=1e-6)
     assert second.plan.context == 1024
@@ -260,7 +260,7 @@ def test_a_second_extension_goes_on_from_the_first(base, tmp_path):
 def test_from_original_goes_back_to_the_recorded_base(base, tmp_path):
     one, two, out = (tmp_path / f"{name}.gguf" for name in ("one", "two", "out"))
     extend(base, one, method="ntk")
-    extend(one, two, method="pi", factor=2.0)
+    extend(one, two, method="pi", factor=2.0, again=True)
     done = extend(two, out, method="yarn", factor=None, target=4096, from_original=True)
     inv_freq, attention = transcriptions.yarn(
         16, ggml.keys(base)["llama.rope.freq_base"], 256, 4096
@@ -614,7 +614,7 @@ def test_the_digest_in_a_file_is_that_of_its_bytes(base, tmp_path):
     """With zeros in its place; also where a divisor's tensor was there and is written anew."""
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
     extend(base, one, method="llama3")
-    extend(one, two, factor=None, target=2048, method="pi")
+    extend(one, two, factor=None, target=2048, method="pi", again=True)
     for path in (one, two):
         stated = ggml.keys(path)["ropext.file_sha256"]
         content = path.read_bytes()

@@ -38,7 +38,7 @@ def plan(config, **options):
 def test_a_plan_is_one_screen(config, options):
     made = plan(config, **options)
     shown = plan_screen(made)
-    assert rows(shown) <= 24, shown
+    assert rows(shown) <= 26, shown
     first, *_, last = shown.splitlines()
     assert first == text.plan(made).splitlines()[0]
     assert last.startswith("--details shows")
@@ -77,7 +77,7 @@ def test_warnings_of_one_kind_stand_together_and_those_without_room_are_named():
         assert f"; sentence {number} word" in first
     assert len(others) == 2
     shown = plan_screen(made)
-    assert rows(shown) <= 24
+    assert rows(shown) <= 26
     assert "([kind0], [kind1], [kind2]): --details" in shown
 
 
@@ -85,7 +85,7 @@ def test_a_refused_plan_says_why_first():
     made = make_plan(configs.LLAMA, Extend(target=2**22), "model")
     assert plan_screen(made).startswith(text.plan(made).splitlines()[0])
     assert "to write it" not in plan_screen(made)
-    assert rows(plan_screen(made)) <= 24
+    assert rows(plan_screen(made)) <= 26
 
 
 @pytest.mark.parametrize("config", [configs.LLAMA31, configs.DEEPSEEK_V3])
@@ -93,7 +93,7 @@ def test_what_is_extended_already_is_one_screen_too(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     read = inspecting.serving(str(tmp_path))
     shown = served_screen(read)
-    assert rows(shown) <= 24, shown
+    assert rows(shown) <= 26, shown
     assert shown.splitlines()[0] == text.served(read).splitlines()[0]
     assert "exact in  " in shown
     assert "vllm serve " in shown

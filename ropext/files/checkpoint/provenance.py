@@ -409,7 +409,7 @@ def _damage(error: ValidationError) -> str:
 def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()) -> Record:
     """Return a plan as ropext.json stores it; `write` adds the weights and the proof later."""
     recipe = dict(plan.recipe)
-    for switch in ("length_only", "untrained"):
+    for switch in ("length_only", "untrained", "again"):
         if not recipe.get(switch):
             recipe.pop(switch, None)  # a switch that is off does not belong to the method
     more = dict[str, Json]()

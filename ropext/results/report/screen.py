@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ropext.families.loaders import LoaderReading, Serving
     from ropext.files.inspecting import Served
 
-LINES = 24  # rows of a terminal
+LINES = 26  # rows of a small terminal
 # Programs that can serve the base's own weights with other keys.
 FROM_THE_BASE = ("vllm", "sglang", "transformers", "llama.cpp")
 SERVING_ROWS = 13  # rows of commands with their headings, at most; fewer if other parts need room
@@ -33,7 +33,7 @@ SERVED_DETAILS = "--details shows the verdict for each engine and version, and w
 
 
 def plan_screen(made: ExtensionPlan) -> str:
-    """Write `ropext plan` in at most 24 lines."""
+    """Write `ropext plan` in at most 26 lines."""
     facts = made.facts(briefly=True)
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", kv_cache(made.kv_cache_bytes, made.target)))
@@ -51,7 +51,7 @@ def plan_screen(made: ExtensionPlan) -> str:
 
 
 def served_screen(read: "Served", verdict: str = "") -> str:
-    """Write `ropext plan` of a model that is extended already in at most 24 lines: the verdict of
+    """Write `ropext plan` of a model that is extended already in at most 26 lines: the verdict of
     its gate, who reads it, and how to run it."""
     parts = [served_headline(read)]
     if verdict:

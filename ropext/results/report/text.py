@@ -388,8 +388,20 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
         else:
             parts += ["", _to_serve(written.output, usual_lines(lines, made.words))]
     if made.sites:
-        parts += ["", f"quality was not measured; to measure it: ropext eval {out} --data TEXTS"]
+        parts += ["", *map(folded, _quality(made, written, out))]
     return "\n".join(parts)
+
+
+def _quality(made: ExtensionPlan, written: "Written", out: str) -> list[str]:
+    """Say that no number is known of the output, and what such a scaling gave where it was
+    measured."""
+    begin = "Quality was not measured"
+    if written.proof:
+        begin = f"The {made.words.output} was verified; quality was not measured"
+    lines = [f"{begin}. To measure it: ropext eval {out} --data TEXTS"]
+    if made.measured:
+        lines.append(f"Measured {made.measured}.")
+    return lines
 
 
 def stand_in(lines: Iterable["Serving"]) -> str:
