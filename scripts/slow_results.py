@@ -21,6 +21,7 @@ README = "README.md: lines of its blocks"
 FLOORS = "pyproject.toml: dependencies"
 EXTRAS = "pyproject.toml: extras dev, lm-eval"
 PINS = "constraints.txt: versions"
+LOCK = "locks/linux-x86_64-py311-cpu.txt: hashes"
 CENSUS = "ropext/families/types.json"
 DEFAULTS = "ropext/families/defaults.json"
 MEASURED = "scripts/loaders/measured.json"
@@ -33,6 +34,7 @@ COVERED = {
     "lm-eval": (PINS, EXTRAS),
     "encoders": (PINS,),
     "readme": (README, PINS),
+    "airgap": (LOCK,),
     "oracle": (PINS, CENSUS, DEFAULTS),
     "spellings": (PINS, CENSUS, DEFAULTS),
     "loaders": (MEASURED, CHECKPOINTS),

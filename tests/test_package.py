@@ -65,6 +65,23 @@ def test_constraints_name_every_dependency_within_its_floor():
         assert have >= tuple(map(int, floor.split("."))), wish
 
 
+def test_the_lock_has_the_pins_and_hashes_and_no_address():
+    """`.ci/slow airgap` installs it: pip refuses a lock that lacks a package or has another hash."""
+    text = (ROOT / "locks/linux-x86_64-py311-cpu.txt").read_text("utf-8")
+    entries = "".join(line for line in text.splitlines(True) if not line.startswith("#"))
+    entry = r"([a-z0-9.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}\n"
+    assert re.fullmatch(f"({entry})+", entries)
+    locked = {found[1]: found[2] for found in re.finditer(entry, entries)}
+    pins = (ROOT / "constraints.txt").read_text("utf-8")
+    pinned = {_name(found[1]): found[2] for found in re.finditer(r"([\w-]+)==(\S+)", pins)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert {_name(wish) for wish in project["dependencies"]} <= {*locked}
+    pinned["torch"] += "+cpu"
+    assert {name: locked[name] for name in pinned if name in locked} == {
+        name: version for name, version in pinned.items() if name in locked
+    }
+
+
 def test_a_verbose_version_names_all_that_is_installed(capsys):
     wishes = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
     code, told = run("--version", "--verbose", capsys=capsys)

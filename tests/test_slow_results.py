@@ -37,6 +37,7 @@ def parts(root):
             ["environments", "lm-eval", "encoders", "readme", "oracle", "spellings", "port"],
         ),
         ("constraints.txt", "# The versions", "# Versions", []),
+        ("locks/linux-x86_64-py311-cpu.txt", "torch==", "torch==9", ["airgap"]),
         ("README.md", "ropext verify long", "ropext verify long --deep", ["readme"]),
         ("README.md", "ropext run smoke-test", "ropext run other", ["readme"]),
         (
