@@ -22,8 +22,10 @@ COPY ropext ropext
 COPY recipes recipes
 RUN --mount=type=cache,target=/root/.cache/pip pip install -c constraints.txt .
 
-RUN useradd --create-home ropext && mkdir -p /data /cache && chown ropext /data /cache
-USER ropext
+# A number, which Kubernetes compares with runAsNonRoot. The image also works with a read-only root:
+# docs/deploy.md.
+RUN useradd --uid 10001 --create-home ropext && mkdir -p /data /cache && chown 10001 /data /cache
+USER 10001
 WORKDIR /data
 VOLUME /cache
 ENTRYPOINT ["ropext"]

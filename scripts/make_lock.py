@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "locks/linux-x86_64-py311-cpu.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 HEAD = """\
-# The dependencies of ropext on Linux x86-64 with CPython 3.11 and torch for a CPU, with the hashes of
-# their wheels. Written by scripts/make_lock.py; docs/deploy.md shows its use.
+# The dependencies of ropext on Linux x86-64 with CPython 3.11 and torch for a CPU, with the hashes
+# of their wheels. Written by scripts/make_lock.py; docs/deploy.md shows its use.
 """
 
 

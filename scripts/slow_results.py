@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 README = "README.md: lines of its blocks"
 FLOORS = "pyproject.toml: dependencies"
 EXTRAS = "pyproject.toml: extras dev, lm-eval"
+IMAGE = "Dockerfile: steps"
 PINS = "constraints.txt: versions"
 LOCK = "locks/linux-x86_64-py311-cpu.txt: hashes"
 CENSUS = "ropext/families/types.json"
@@ -35,6 +36,7 @@ COVERED = {
     "encoders": (PINS,),
     "readme": (README, PINS),
     "airgap": (LOCK,),
+    "image": (IMAGE,),
     "oracle": (PINS, CENSUS, DEFAULTS),
     "spellings": (PINS, CENSUS, DEFAULTS),
     "loaders": (MEASURED, CHECKPOINTS),

@@ -42,7 +42,8 @@ def test_the_image_runs_as_nobody_special_and_keeps_its_caches_outside():
     words = list(STEPS["instructions"](DOCKERFILE))
     names = [word for word, _ in words]
     users = [rest for word, rest in words if word == "USER"]
-    assert users == ["ropext"]
+    assert users == ["10001"]  # a number: Kubernetes cannot see that a name is not root
+    assert any("useradd --uid 10001 " in rest for word, rest in words if word == "RUN")
     assert names.index("USER") > max(k for k, word in enumerate(names) if word == "RUN")
     runs = [rest for word, rest in words if word == "RUN"]
     installing = [rest for rest in runs if "pip install" in rest]
@@ -51,6 +52,30 @@ def test_the_image_runs_as_nobody_special_and_keeps_its_caches_outside():
     assert "$TORCH_INDEX" in installing[0]
     assert ("ENTRYPOINT", '["ropext"]') in words
     assert "HF_HOME=/cache" in dict(words)["ENV"]
+
+
+def test_the_job_on_the_page_runs_as_the_image_s_user_and_reads_the_models_only():
+    """`.ci/slow image` runs it, with these rights."""
+    job = yaml.safe_load(STEPS["job_of"]((ROOT / "docs/deploy.md").read_text("utf-8")))
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    rights = pod["securityContext"] | container["securityContext"]
+    ran_as = next(rest for word, rest in STEPS["instructions"](DOCKERFILE) if word == "USER")
+    assert (rights["runAsNonRoot"], rights["runAsUser"]) == (True, int(ran_as))
+    assert rights["readOnlyRootFilesystem"] is True
+    assert rights["allowPrivilegeEscalation"] is False
+    assert rights["capabilities"] == {"drop": ["ALL"]}
+    mounts = {
+        mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]
+    }
+    assert mounts == {"/models": True, "/out": False, "/tmp": False}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    page = (ROOT / "docs/reference/exit-codes.md").read_text("utf-8")
+    final = [int(found) for found in re.findall(r"^\| (\d+) \| [^|]* \| no \|", page, re.M)]
+    assert rules[0]["onExitCodes"]["values"] == final == [1, 2, 3, 6]
 
 
 def test_constraints_name_every_dependency_within_its_floor():
@@ -66,7 +91,7 @@ def test_constraints_name_every_dependency_within_its_floor():
 
 
 def test_the_lock_has_the_pins_and_hashes_and_no_address():
-    """`.ci/slow airgap` installs it: pip refuses a lock that lacks a package or has another hash."""
+    """`.ci/slow airgap` installs it; pip refuses a lock that lacks a package."""
     text = (ROOT / "locks/linux-x86_64-py311-cpu.txt").read_text("utf-8")
     entries = "".join(line for line in text.splitlines(True) if not line.startswith("#"))
     entry = r"([a-z0-9.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}\n"

@@ -38,6 +38,7 @@ def parts(root):
         ),
         ("constraints.txt", "# The versions", "# Versions", []),
         ("locks/linux-x86_64-py311-cpu.txt", "torch==", "torch==9", ["airgap"]),
+        ("Dockerfile", "USER 10001", "USER ropext", ["image"]),
         ("README.md", "ropext verify long", "ropext verify long --deep", ["readme"]),
         ("README.md", "ropext run smoke-test", "ropext run other", ["readme"]),
         (
