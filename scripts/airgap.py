@@ -22,7 +22,7 @@ SECTION = "\n## Without a network\n"
 FETCH = "hf download "
 MORE = (
     "ropext extend ./model --factor 4 --method yarn -o model-4x",
-    "ropext verify ./model-4x --deep",
+    "ropext verify ./model-4x --deep --against ./model",
     "ropext run smoke-test -o smoke",
 )
 # Ends with 1 if an address outside of this machine can be reached. Nothing leaves it: the kernel
