@@ -257,6 +257,8 @@ def test_a_gguf_is_extended_where_only_the_light_installation_is(tmp_path):
     )
     refused = {
         "eval long.gguf --data ropext://held-out": "torch",
+        "extend model.gguf --factor 4 --as directory -o directory": "torch",
+        "extend model.gguf --as directory -o directory": "torch",
         "inspect model.gguf --plot spectrum.png": "matplotlib",
         "extend ropext://demo --factor 4 -o proved": "torch",
         "finetune ropext://demo --data ropext://tuning -o tuned": "torch",

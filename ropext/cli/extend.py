@@ -1,16 +1,17 @@
 """Define `ropext extend MODEL -o OUT`; with later steps it runs a recipe made of the options."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ropext.base.errors import UsageError
-from ropext.base.jobs import counted
+from ropext.base.jobs import Job, counted
 from ropext.cli import options, plan
 from ropext.cli.output import Out, call_of
 from ropext.cli.push import Public, PushToHub, check_push, result
 from ropext.options.extend import Choosing, Extend, Writing, is_run
-from ropext.pipeline import extending
+from ropext.pipeline import converting, extending
+from ropext.planning import ExtensionPlan
 from ropext.results.report import text
 
 Words = Annotated[
@@ -50,6 +51,15 @@ Serve = Annotated[
         help="print how to serve OUT in every engine [vLLM; a GGUF: llama.cpp, Ollama, LM Studio]",
     ),
 ]
+As = Annotated[
+    Literal["directory"] | None,
+    typer.Option(
+        "--as",
+        help="write a GGUF as a Hugging Face directory of float32 weights; needs torch and "
+        "transformers. Without --factor and --target it is not extended",
+        rich_help_panel=options.FURTHER_OUTPUT,
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -71,6 +81,7 @@ def command(
     dry_run: DryRun = False,
     details: plan.Details = False,
     serve: Serve = False,
+    as_kind: As = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     push_to_hub: PushToHub = None,
@@ -91,6 +102,10 @@ def command(
             raise UsageError(
                 "--serve works only without later steps; after them use ropext plan OUT"
             )
+        if as_kind is not None:
+            raise UsageError(
+                "--as directory works only without later steps; run them on the directory"
+            )
         from ropext.cli import run  # late: it needs the options of all steps
         from ropext.pipeline import job
 
@@ -102,7 +117,15 @@ def command(
         else:
             run.do(out, recipe, output, push, call)
         return
-    extension = extending.prepared(model, given, output, revision)
+    extension: Job[ExtensionPlan, extending.MadeExtension]
+    if as_kind is None:
+        extension = extending.prepared(model, given, output, revision)
+    elif converting.extends(given) or dry_run or output is None:
+        extension = converting.prepared(model, given, output)
+    else:
+        made_directory = converting.convert(model, output, force, call.hooks.say)
+        out.result(made_directory.to_text(), made_directory)
+        return
     if output is None or dry_run:
         made = counted(extension, output, call)
         plan.show(out, made, details=details)

@@ -79,7 +79,7 @@ def dequantise(model: "GgufFile", place: Path, say: Say = no_messages) -> Path:
     check_space(place, needed)
     say(
         f"transformers dequantises {model.quantisation} to float32: {in_bytes(needed)} of "
-        f"memory, and of {place.parent.parent} while this runs"
+        f"memory, and as much in {place.parent.parent}"
     )
     with redirect_stderr(StringIO()), _refusing(model):  # its progress bars
         config = _load(model, place)

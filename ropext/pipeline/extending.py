@@ -99,6 +99,16 @@ def prepared(
     Refuse an output that is, contains or is inside an input. `given` may name pair factors by their
     file.
     """
+    wish, how = split_options(given)
+    options = parse_extend(wish, read_text)
+    check_unlocked(output)
+    snapshot = open_model(model, revision=revision)
+    guard.check({"MODEL": snapshot.directory, **reads(wish, Extend)}, {"--output": output})
+    return ExtensionJob(snapshot, planned(snapshot, model, options), how)
+
+
+def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], Writing]:
+    """Split the options of `extend`: those that decide the plan, and the writing."""
     writing = dict[str, Any]()
     wish = dict[str, Any]()
     for name, value in given.items():
@@ -106,12 +116,7 @@ def prepared(
             writing[name] = value
         else:
             wish[name] = value
-    options = parse_extend(wish, read_text)
-    how = Writing(**writing)
-    check_unlocked(output)
-    snapshot = open_model(model, revision=revision)
-    guard.check({"MODEL": snapshot.directory, **reads(wish, Extend)}, {"--output": output})
-    return ExtensionJob(snapshot, planned(snapshot, model, options), how)
+    return wish, Writing(**writing)
 
 
 @contextmanager

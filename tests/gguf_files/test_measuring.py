@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import run
 from gguf_files import making
 
@@ -116,6 +117,64 @@ def test_a_directory_of_a_file_has_its_spectrum_and_its_record(models, tmp_path)
     )
     with directory_of("any/directory") as place:
         assert place == "any/directory"
+
+
+@pytest.mark.parametrize("options", [(), ("--factor", "4", "--method", "yarn")])
+def test_a_gguf_is_written_as_a_directory_that_transformers_loads(
+    models, tmp_path, capsys, options
+):
+    """The weights of this file are the bundled model's in float32, so the logits are its own."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "made/directory"
+    code, said = run("extend", models[1], "--as", "directory", *options, "-o", out, capsys=capsys)
+    assert code == 0, said.err
+    config = AutoConfig.from_pretrained(DEMO)
+    if options:
+        config.rope_parameters = {
+            **config.rope_parameters,
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        }
+        config.max_position_embeddings = 1024
+        assert run("verify", out, capsys=capsys)[0] == 0
+        record = json.loads((out / "ropext.json").read_text("utf-8"))
+        assert record["base"]["name"] == str(models[1])
+        assert "dequantised from F32 (GGUF) to float32" in (out / "README.md").read_text("utf-8")
+    mine, theirs = (
+        AutoModelForCausalLM.from_pretrained(place, config=own)
+        for place, own in ((out, None), (DEMO, config))
+    )
+    ids = torch.arange(3, 600).remainder(200).unsqueeze(0)
+    with torch.no_grad():
+        assert torch.equal(mine(ids).logits, theirs(ids).logits)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer("some words")["input_ids"]
+    mode = (out / "config.json").stat().st_mode
+    assert (out / "model.safetensors").stat().st_mode == mode
+    assert (out / "model.safetensors").stat().st_nlink == 1
+    assert [path.name for path in out.parent.iterdir()] == ["directory"]
+
+
+def test_what_as_directory_refuses(models, tmp_path, capsys):
+    out = tmp_path / "out"
+    for words, reason in (
+        ((DEMO, "--factor", "2"), "is no GGUF"),
+        ((models[1], "--factor", "2", "--link", "hard"), "has weights of its own"),
+        ((models[1], "--factor", "2", "--eval", "ropext://held-out"), "without later steps"),
+        ((models[1], "--dry-run"), "give --factor"),
+        ((models[1], "--method", "yarn"), "give --factor"),
+    ):
+        code, said = run("extend", *words, "--as", "directory", "-o", out, capsys=capsys)
+        assert code == 2, words
+        assert reason in said.err, said.err
+    assert list(tmp_path.iterdir()) == []
+    out.mkdir()
+    (out / "mine").touch()
+    code, said = run("extend", models[1], "--as", "directory", "-o", out, capsys=capsys)
+    assert code == 2
+    assert [path.name for path in out.iterdir()] == ["mine"]
 
 
 def test_what_needs_no_weights_is_refused_before_they_are_made(models, monkeypatch, tmp_path):

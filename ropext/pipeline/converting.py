@@ -1,0 +1,136 @@
+"""Write a GGUF as a Hugging Face directory of dequantised weights, extended or as it is.
+
+It needs torch and transformers, which read the file's weights.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropext.base import bundled, guard
+from ropext.base.errors import UsageError
+from ropext.base.inputs import read_text
+from ropext.base.narration import Call, Say, no_messages
+from ropext.base.workdir import check_unlocked
+from ropext.files.checkpoint import Snapshot, open_snapshot
+from ropext.files.checkpoint.staging import Output, check_output, finish_tree, staged
+from ropext.files.gguf import GgufFile, as_file
+from ropext.files.inspecting import open_model, planned
+from ropext.options.extend import Extend, Writing, parse_extend
+from ropext.options.fields import reads
+from ropext.pipeline.extending import MadeExtension, split_options, warned, write_extension
+from ropext.planning import ExtensionPlan
+
+DIRECTORY = "directory"  # the value of --as
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A directory that has the weights and the positions of a GGUF."""
+
+    output: Path
+    files: tuple[str, ...]
+
+    def to_text(self) -> str:
+        return (
+            f"wrote {self.output}: the weights in float32, the positions as in the file\n"
+            f"to extend it: ropext extend {self.output} --factor 4 -o OUT"
+        )
+
+
+@dataclass(frozen=True)
+class DirectoryJob:
+    """A planned extension of a GGUF, which is written as a directory."""
+
+    gguf: GgufFile
+    plan: ExtensionPlan
+    options: Extend
+    writing: Writing
+
+    def check(self, output: Path, call: Call) -> None:
+        """Refuse an output that may not be written."""
+        check_output(Output(output, call.force, [self.gguf.directory]))
+
+    def counts(self) -> ExtensionPlan:
+        """Return the plan, which says what would be written."""
+        return self.plan
+
+    def make(self, output: Path, call: Call) -> MadeExtension:
+        """Dequantise the weights, then write and verify the extended directory."""
+        from ropext.models.dequantising import dequantise
+
+        self.plan.raise_if_refused()  # before the weights, which take long
+        self.plan.require_training()
+        self.check(output, call)
+        with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as room:
+            place = dequantise(self.gguf, Path(room) / self.gguf.head.path.stem, call.hooks.say)
+            finish_tree(place)  # the links to its files have their modes
+            snapshot = _named(self.gguf, place)
+            plan = warned(_plan(snapshot, self.gguf, self.options), call.hooks.say)
+            return write_extension(snapshot, plan, output, self.writing, call)
+
+
+def prepared(model: str, given: Mapping[str, Any], output: Path | None) -> DirectoryJob:
+    """Open a GGUF and plan the extension of its directory, from the config and tokenizer that
+    transformers reads."""
+    from ropext.models.dequantising import write_small
+
+    wish, writing = split_options(given)
+    if writing.link != Writing().link:
+        raise UsageError(
+            f"--link {writing.link} shares weight files with the base, and a directory made of a "
+            "GGUF has weights of its own; leave it out"
+        )
+    options = parse_extend(wish, read_text)
+    gguf = _opened(model, output, wish)
+    with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as room:
+        place = Path(room) / gguf.head.path.stem
+        write_small(gguf, place)
+        plan = _plan(_named(gguf, place), gguf, options)
+    # The temporary files have no other name than the ones that are renamed.
+    return DirectoryJob(gguf, plan, options, writing.changed(link="hard"))
+
+
+def extends(given: Mapping[str, Any]) -> bool:
+    """Return whether the options ask for an extension."""
+    return bool(split_options(given)[0])
+
+
+def convert(model: str, output: Path, force: bool, say: Say = no_messages) -> Converted:
+    """Write a GGUF as a directory, without an extension."""
+    from ropext.models.dequantising import dequantise
+
+    gguf = _opened(model, output, {})
+    with staged(Output(output, force, [gguf.directory])) as stage:
+        dequantise(gguf, stage.directory, say)
+        files = stage.names()
+    return Converted(output, tuple(files))
+
+
+def _opened(model: str, output: Path | None, wish: Mapping[str, Any]) -> GgufFile:
+    """Open a GGUF that transformers can read; refuse an output that equals, contains or is inside
+    an input."""
+    from ropext.models.dequantising import check_readable
+
+    if bundled.find_gguf(model) is None:
+        raise UsageError(f"--as directory makes a directory of a GGUF, and {model} is no GGUF")
+    check_unlocked(output)
+    gguf = as_file(open_model(model))
+    guard.check({"MODEL": gguf.head.path, **reads(wish, Extend)}, {"--output": output})
+    check_readable(gguf)
+    return gguf
+
+
+def _named(gguf: GgufFile, place: Path) -> Snapshot:
+    """Open the directory under the name of the file, by which the record names its base."""
+    return replace(open_snapshot(str(place)), name=gguf.name)
+
+
+def _plan(snapshot: Snapshot, gguf: GgufFile, options: Extend) -> ExtensionPlan:
+    """Return the plan, with a note about the weights."""
+    plan = planned(snapshot, gguf.name, options)
+    name = gguf.head.path.name
+    note = f"the weights are those of {name}, dequantised from {gguf.quantisation} to float32"
+    return replace(plan, notes=(*plan.notes, note))
