@@ -41,7 +41,7 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class DirectoryJob:
+class GgufJob:
     """A planned extension of a GGUF, which is written as a directory."""
 
     gguf: GgufFile
@@ -72,7 +72,7 @@ class DirectoryJob:
             return write_extension(snapshot, plan, output, self.writing, call)
 
 
-def prepared(model: str, given: Mapping[str, Any], output: Path | None) -> DirectoryJob:
+def prepared(model: str, given: Mapping[str, Any], output: Path | None) -> GgufJob:
     """Open a GGUF and plan the extension of its directory, from the config and tokenizer that
     transformers reads."""
     from ropext.models.dequantising import write_small
@@ -90,7 +90,7 @@ def prepared(model: str, given: Mapping[str, Any], output: Path | None) -> Direc
         write_small(gguf, place)
         plan = _plan(_named(gguf, place), gguf, options)
     # The temporary files have no other name than the ones that are renamed.
-    return DirectoryJob(gguf, plan, options, writing.changed(link="hard"))
+    return GgufJob(gguf, plan, options, writing.changed(link="hard"))
 
 
 def extends(given: Mapping[str, Any]) -> bool:
