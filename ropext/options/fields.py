@@ -238,7 +238,8 @@ class Texts(str):
     rows: Iterable[str | Mapping[str, Any]]
 
 
-# Types of documents in a Python call: a place, texts, or the rows of a datasets.Dataset.
+# Types of documents in a Python call: a place, texts, one row, or the rows of a table (a
+# datasets.Dataset, a pandas DataFrame).
 TextsOrPlace = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
 
 
@@ -248,22 +249,45 @@ def as_place(given: TextsOrPlace) -> str:
         return given
     if isinstance(given, PathLike):
         return str(given)
-    if not isinstance(given, Iterable):
+    if not _has_rows(given):
         raise UsageError(f"documents are a place or their texts, not {class_name(given)}")
     texts = Texts("texts")
-    texts.rows = given
+    texts.rows = _rows_of(given)
     return texts
+
+
+def _has_rows(given: object) -> bool:
+    """Return whether a value holds documents."""
+    return isinstance(given, Iterable) or hasattr(given, "to_pylist")
+
+
+def _rows_of(given: Any) -> Iterable[str | Mapping[str, Any]]:
+    """Return the rows of a table of another library; a mapping is one row."""
+    rows: Iterable[str | Mapping[str, Any]] = given
+    if isinstance(given, Mapping):
+        if any(hasattr(part, "column_names") for part in given.values()):
+            raise UsageError(
+                f"documents are one split of {class_name(given)}, which has "
+                f'{", ".join(map(str, given))}: give one of them, as data["{next(iter(given))}"]'
+            )
+        rows = [given]
+    elif hasattr(given, "to_dicts"):  # polars
+        rows = given.to_dicts()
+    elif hasattr(given, "to_pylist"):  # pyarrow
+        rows = given.to_pylist()
+    elif hasattr(given, "iterrows"):  # pandas
+        rows = given.to_dict("records")
+    return rows
 
 
 def _documents(value: Any, check: Callable[[object], str], info: ValidationInfo) -> str:
     """Read a place of documents; outside of recipes, also the documents themselves."""
     if info.context == YAML:
         return check(value)
-    if isinstance(value, Texts | PathLike):
-        return as_place(value)
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-        return as_place(value)
-    return check(value)
+    is_text = isinstance(value, str | bytes) and not isinstance(value, Texts)
+    if is_text or not (isinstance(value, PathLike) or _has_rows(value)):
+        return check(value)
+    return as_place(value)
 
 
 def listed(item: str, or_item: str | None = None) -> WithJsonSchema:
@@ -459,7 +483,9 @@ def _shown(value: object) -> str:
 # Suffixes of document files. Tables are not documents: if they were read as one long text, their
 # syntax would be measured.
 DOCUMENTS = (".txt", ".md", ".jsonl", ".parquet")
-TABLES = (".json", ".csv", ".tsv")
+# A JSON file is read only if the user names it: in a folder it may describe the other files.
+JSON = ".json"
+TABLES = (JSON, ".csv", ".tsv")
 
 
 def role_of(info: FieldInfo) -> Role | None:

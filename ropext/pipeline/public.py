@@ -103,7 +103,7 @@ def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
         file = Path(room) / "texts.jsonl"
         documents = (row if isinstance(row, Mapping) else {"text": row} for row in rows)
         file.write_text(
-            "".join(json.dumps(dict(document)) + "\n" for document in documents), "utf-8"
+            "".join(json.dumps(dict(one), default=str) + "\n" for one in documents), "utf-8"
         )
         yield str(file)
 

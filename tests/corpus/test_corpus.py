@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import tracemalloc
 
@@ -459,7 +460,7 @@ def test_half_of_a_surrogate_pair_becomes_a_question_mark(tokenizer, tmp_path):
     assert len(encoder.document(own.name, encoder.text_of(own), 50)) > 3
 
 
-@pytest.mark.parametrize("name", ["docs.json", "docs.csv", "docs.tsv"])
+@pytest.mark.parametrize("name", ["docs.csv", "docs.tsv"])
 def test_a_table_is_not_read_as_one_long_text(tmp_path, name):
     (tmp_path / name).write_text('[{"text": "the fox"}]')
     with pytest.raises(InputError, match=f"{name}: .* convert it to jsonl"):
@@ -471,6 +472,62 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "hello"}\r\n{"text": "again"}\r\n')
     found = [document.content for document in read_documents(Source(str(tmp_path)))]
     assert found == ["hello", "hello", "again"]
+
+
+def test_the_rows_of_tables_and_a_single_object_are_documents():
+    import pandas
+    import pyarrow
+
+    contents = texts(3)
+    frame = pandas.DataFrame({"n": [1, 2, 3], "text": contents})
+    arrow = pyarrow.table({"text": contents})
+    for given in (frame, frame["text"], frame.set_index("n"), arrow, arrow["text"]):
+        found = read_documents(Source(Evaluate(data=given).data))
+        assert [own.content for own in found] == contents
+    found = read_documents(Source(as_place({"body": "a text", "n": 1}), column="body"))
+    assert [own.content for own in found] == ["a text"]
+
+
+@pytest.mark.parametrize(
+    ("written", "contents"),
+    [
+        ([{"text": "one"}, {"text": "two", "n": 1}], ["one", "two"]),
+        (["one", "two"], ["one", "two"]),
+        ({"text": "one", "n": [1, 2]}, ["one"]),
+        (
+            [{"messages": [{"role": "user", "content": "hi"}]}],
+            [[{"role": "user", "content": "hi"}]],
+        ),
+    ],
+)
+def test_a_json_file_holds_an_array_of_documents_or_one_document(tmp_path, written, contents):
+    (tmp_path / "notes.txt").write_text("a note")
+    place = tmp_path / "books.json"
+    place.write_text(json.dumps(written, indent=1))
+    found = [own.content for own in read_documents(Source(str(place)))]
+    assert found == contents
+    folder = [own.content for own in read_documents(Source(str(tmp_path)))]
+    assert folder == ["a note"]  # in a folder a JSON file may describe the others
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("{", "not valid JSON"),
+        ("[3]", "row 1 is an int; expected a text or a row"),
+        ('{"data": ["a"]}', "no column text or messages; there are data"),
+        ("[]", "holds no document"),
+        ("[" * 200_000, "not valid JSON"),
+    ],
+)
+def test_a_json_file_without_documents_is_refused(tmp_path, written, said):
+    place = tmp_path / "books.json"
+    place.write_text(written)
+    with pytest.raises(InputError, match=said):
+        list(read_documents(Source(str(place))))
+    place.write_text(" " * (17 << 20))
+    with pytest.raises(InputError, match="has more than 16 MiB; convert it"):
+        list(read_documents(Source(str(place), largest=1)))
 
 
 def test_texts_that_python_holds_are_documents_like_those_of_a_file(tmp_path):
@@ -495,5 +552,16 @@ def test_texts_that_python_holds_are_documents_like_those_of_a_file(tmp_path):
         list(read_documents(Source(as_place([{"n": 1}]))))
     with pytest.raises(UsageError, match="--data must be a text"):
         Evaluate(data=3)
+    for row, kind in ((None, "a NoneType"), (3, "an int")):
+        with pytest.raises(InputError, match=f"texts:3 is {kind}; expected a text or a row"):
+            list(read_documents(Source(as_place(["a", "b", row]))))
+    with pytest.raises(InputError, match="column text holds float"):  # pandas writes nan for None
+        list(read_documents(Source(as_place([{"text": math.nan}]))))
+    splits = datasets.DatasetDict({"train": rows, "test": rows})
+    for refused in (as_place, lambda given: Evaluate(data=given)):
+        with pytest.raises(
+            UsageError, match=r'has train, test: give one of them, as data\["train"\]'
+        ):
+            refused(splits)
     assert Evaluate(data=tmp_path).data == str(tmp_path)
     assert Evaluate(data=contents).data.rows is contents

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropext.base import bundled
-from ropext.base.errors import InputError
+from ropext.base.errors import InputError, class_name
 from ropext.base.inputs import (
     check_link,
     check_links,
@@ -20,7 +20,7 @@ from ropext.base.inputs import (
 )
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import join_for_shells
-from ropext.options.fields import DOCUMENTS, TABLES, Texts
+from ropext.options.fields import DOCUMENTS, JSON, TABLES, Texts
 
 T = TypeVar("T")
 Messages = list[JsonObject]
@@ -30,6 +30,7 @@ SAVED = ("dataset_dict.json", "state.json")  # files that `save_to_disk` of data
 LARGEST = 64  # MiB of one document, which takes some twenty times as much memory
 MOST_KINDS = 8  # file types that a warning names
 CARD_LIMIT = 16 << 20  # bytes of a dataset's card
+PER_JSON = 16  # times the largest document: the limit for a JSON file, which is read at once
 PER_FILE = 1024  # times the largest document: the limit for one unpacked file
 
 
@@ -141,9 +142,17 @@ def _given(source: Source) -> Iterator[RawDocument]:
     """Yield the texts that a Python caller gave."""
     source.part({NO_SPLIT: None})
     for number, row in enumerate(getattr(source.data, "rows", ()), 1):
-        held = {source.column or DEFAULT_COLUMNS[0]: row} if isinstance(row, str) else row
         name = f"{source.data}:{number}"
-        yield RawDocument(name, _content(held, source, name))
+        yield RawDocument(name, _row_content(row, source, name))
+
+
+def _row_content(row: object, source: Source, where: str) -> str | Messages:
+    """Return the text of a row, which may also be the text or the messages themselves."""
+    if isinstance(row, str | list):
+        return _content({source.column or DEFAULT_COLUMNS[0]: row}, source, where)
+    if not isinstance(row, Mapping):
+        raise source.error(f"{where} is {class_name(row)}; expected a text or a row with columns")
+    return _content(row, source, where)
 
 
 def is_missing(source: Source) -> bool:
@@ -287,12 +296,14 @@ def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterato
 
     `named`: the user named this very file, so any suffix is read as text.
     """
-    if named and path.suffix in TABLES:
+    reader = READERS.get(path.suffix, _read_text if named else None)
+    if named and path.suffix == JSON:
+        reader = _read_json
+    elif named and path.suffix in TABLES:
         raise source.error(
             f"{path}: {path.suffix} is not read; convert it to jsonl (one object with a "
             "text column a line) or parquet"
         )
-    reader = READERS.get(path.suffix, _read_text if named else None)
     if reader is None:
         return
     try:
@@ -330,6 +341,22 @@ def _read_jsonl(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
                 raise source.error(f"{path}, line {number}: expected an object with columns")
             where = f"{path}, line {number}"
             yield RawDocument(f"{name}:{number}", _content(row, source, where))
+
+
+def _read_json(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
+    """Yield the documents of a JSON file: an array of texts or objects, or one object."""
+    most = source.largest * PER_JSON
+    with open(open_regular(path), encoding="utf-8-sig") as file:
+        text = file.read((most << 20) + 1)
+    if len(text) > most << 20:
+        raise source.error(f"{path} has more than {most:,} MiB; convert it to jsonl or parquet")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise source.error(f"{path}: not valid JSON: {error}") from None
+    rows = content if isinstance(content, list) else [content]
+    for number, row in enumerate(rows, 1):
+        yield RawDocument(f"{name}:{number}", _row_content(row, source, f"{path}, row {number}"))
 
 
 def _read_parquet(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
