@@ -102,7 +102,7 @@ def _of_kind(task: str, wish: Wish) -> str:
 
 def build(wish: Wish, counts: dict[str, Count], kept: Store) -> Iterator[list[Question] | str]:
     """Yield the questions of each haystack, as an earlier call kept them if it did. Yield a
-    sentence instead if a length holds none of a task."""
+    sentence instead if no question of a task fits a length."""
     too_short = set[tuple[str, int]]()
     for length, task, index, depths in wish.groups():
         if (task, length) in too_short:

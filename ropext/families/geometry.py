@@ -45,7 +45,7 @@ class CacheLayer(NamedTuple):
 
     def kept(self, tokens: int, step: int = 1, beside: int = 0) -> int:
         """Return the numbers kept for so many tokens by an engine whose cache grows by `step`
-        tokens. A windowed layer's window is longer by the engine's margin."""
+        tokens. A windowed layer keeps `beside` tokens more than its window."""
         cells = -(-tokens // step) * step
         if self.window:
             cells = min(cells, -(-(self.window + beside) // step) * step)
