@@ -17,6 +17,7 @@ from ropext.base.errors import InputError, Interrupted, OutputExists, RopextErro
 from ropext.base.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.options.tasks import own
+from ropext.options.tasks.item import truncated
 from ropext.pipeline.public import evaluate
 from ropext.results import STRIDED
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
@@ -92,6 +93,23 @@ def test_the_base_reads_the_end_of_the_prompt(model, tmp_path):
     assert greedy(model, end, 1)[0][1:] == ids[-(CONTEXT - 1 - ROOM) :]
     assert done.models["base"].items[0].said == greedy(model, end, ROOM)[1]
     assert "q@2048" in done.values("base")
+
+
+def test_the_base_reads_the_end_of_a_users_turn(tmp_path):
+    """The chat template's beginning is kept, as a program keeps it that truncates the input."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[a]"
+    model = str(write_checkpoint(tmp_path / "chat", max_position_embeddings=CONTEXT))
+    tokenizer.save_pretrained(model)
+    row = question(1, words=40)
+    path = lines(tmp_path / "q.jsonl", [row])
+    ((item,),) = evaluation_of(model, tasks=path, lengths="2k", chat=True).reads.questions
+    (short,) = truncated([item], CONTEXT - 1)
+    text = tokenizer.decode(short.prompt)
+    assert text.startswith("[user]")
+    assert text.endswith("grass is green. What is note 1?[a]")
+    assert text.removeprefix("[user]").removesuffix("[a]") in row["input"]
+    assert short.size == CONTEXT - 1
 
 
 def test_a_stated_length_is_the_room_as_in_ruler(model, tmp_path):

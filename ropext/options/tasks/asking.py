@@ -117,7 +117,8 @@ class Worded:
 
         items = list[Item]()
         for question in self.fitting(count, wanted):
-            prompt, answer, text = self._encoded(encoder, question)
+            rendered = encoder.render(question.prompt, question.opening)
+            prompt, answer = self._encoded(encoder, rendered, question)
             item = Item(
                 task=self.name,
                 length=wanted.length,
@@ -130,7 +131,7 @@ class Worded:
                 part=question.part,
                 room=self._answer_room(encoder, question),
                 text_hash=question.digest,
-                text=text,
+                text=text_in(encoder, rendered, question.instruction, question.text),
             )
             items.append(item)
         if len(items) == 1:
@@ -163,10 +164,8 @@ class Worded:
         """Return the task's room, or the answer's size if a tokenizer needs more for it."""
         return max(self.room, len(encoder.encode(" " + question.written)))
 
-    def _encoded(self, encoder: Asker, question: Asked) -> tuple[Tokens, Tokens, tuple[int, int]]:
-        """Encode prompt and answer together, and cut them at the place at which they part; return
-        also where the text begins and ends in the prompt."""
-        prompt = encoder.render(question.prompt, question.opening)
+    def _encoded(self, encoder: Asker, prompt: str, question: Asked) -> tuple[Tokens, Tokens]:
+        """Encode prompt and answer together, and cut them at the place at which they part."""
         whole = tuple(encoder.encode(f"{prompt} {question.written}"))
         cut = common_prefix(whole, tuple(encoder.encode(prompt)))
         back = encoder.decode(whole[cut:])
@@ -176,14 +175,7 @@ class Worded:
                 f"it decodes {question.written[:60]!r} as {back[:60]!r}, so no answer would be "
                 "right"
             )
-        tokens = whole[:cut]
-        before, found, _ = prompt.partition(question.instruction + question.text)
-        if not found:  # the chat template changed it
-            return tokens, whole[cut:], (0, 0)
-        before += question.instruction
-        begin = common_prefix(tokens, tuple(encoder.encode(before)))
-        end = common_prefix(tokens, tuple(encoder.encode(before + question.text)))
-        return tokens, whole[cut:], (begin, end)
+        return whole[:cut], whole[cut:]
 
     def _most_that_fits(self, needed: Callable[[int], int], budget: int) -> int:
         """Find the largest number of units that fits; their size grows almost evenly."""
@@ -208,6 +200,18 @@ class Worded:
                 " (--passages)"
             )
         return low
+
+
+def text_in(encoder: Asker, prompt: str, instruction: str, text: str) -> tuple[int, int]:
+    """Return where the text of a question begins and ends in the tokens of its prompt."""
+    before, found, _ = prompt.partition(instruction + text)
+    if not found:  # the chat template changed it
+        return 0, 0
+    before += instruction
+    whole = tuple(encoder.encode(prompt))
+    begin = common_prefix(whole, tuple(encoder.encode(before)))
+    end = common_prefix(whole, tuple(encoder.encode(before + text)))
+    return begin, end
 
 
 @dataclass(frozen=True, kw_only=True)

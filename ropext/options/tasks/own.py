@@ -18,7 +18,7 @@ from ropext.base.errors import InputError, UsageError, class_name
 from ropext.base.inputs import check_names, from_home
 from ropext.base.jsontext import json_lines
 from ropext.base.lengths import length_text
-from ropext.options.tasks.asking import Asked, match
+from ropext.options.tasks.asking import Asked, match, text_in
 from ropext.options.tasks.item import Asker, Item, check_amount
 
 SUFFIX = ".jsonl"
@@ -318,7 +318,8 @@ def own_items(
     left_out = list[int]()
     total = 0
     for index, question in zip(haystacks_of(questions), questions, strict=True):
-        prompt = tuple(encoder.encode(encoder.render(question.text, question.prefix, "")))
+        rendered = encoder.render(question.text, question.prefix, "")
+        prompt = tuple(encoder.encode(rendered))
         answer = _answer(question, encoder)
         size = question.size(before + len(prompt), len(answer))
         length = question.place(size, lengths)
@@ -338,6 +339,7 @@ def own_items(
             references=question.outputs,
             room=question.room(len(prompt), len(answer)),
             text_hash=question.asked.digest,
+            text=text_in(encoder, rendered, "", question.text),
         )
         groups.append((item,))
     if not left_out:
