@@ -1,6 +1,6 @@
 """Define `ropext extend MODEL -o OUT`; with later steps it runs a recipe made of the options."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -10,9 +10,11 @@ from ropext.cli import options, plan
 from ropext.cli.output import Out, call_of
 from ropext.cli.push import Public, PushToHub, check_push, result
 from ropext.options.extend import Choosing, Extend, Writing, is_run
-from ropext.pipeline import converting, extending
-from ropext.planning import ExtensionPlan
+from ropext.pipeline import extending
 from ropext.results.report import text
+
+if TYPE_CHECKING:
+    from ropext.planning import ExtensionPlan
 
 Words = Annotated[
     list[str] | None,
@@ -120,12 +122,14 @@ def command(
     extension: Job[ExtensionPlan, extending.MadeExtension]
     if as_kind is None:
         extension = extending.prepared(model, given, output, revision)
-    elif converting.extends(given) or dry_run or output is None:
-        extension = converting.prepared(model, given, output)
     else:
-        made_directory = converting.convert(model, output, force, call.hooks.say)
-        out.result(made_directory.to_text(), made_directory)
-        return
+        from ropext.pipeline import converting  # late: no other extension needs it
+
+        if output is not None and not dry_run and not converting.extends(given):
+            made_directory = converting.convert(model, output, force, call.hooks.say)
+            out.result(made_directory.to_text(), made_directory)
+            return
+        extension = converting.prepared(model, given, output)
     if output is None or dry_run:
         made = counted(extension, output, call)
         plan.show(out, made, details=details)
