@@ -252,7 +252,7 @@ def test_a_gguf_is_extended_where_only_the_light_installation_is(tmp_path):
         "plan model.gguf --factor 4",
         "extend model.gguf --factor 4 --method yarn -o long.gguf",
         "verify long.gguf --deep --against model.gguf",
-        "extend long.gguf --factor 2 --method pi --json -o longer.gguf",
+        "extend long.gguf --factor 2 --again --method pi --json -o longer.gguf",
         "extend model.gguf --length-only --target 2048 -o stated.gguf",
     )
     refused = {
