@@ -10,6 +10,7 @@ from ropext.options.fields import Words
 
 UNROUNDED = "f16"
 CACHE_NAMES = (UNROUNDED, "q8_0", "q4_0", "fp8")
+SHORT_NAMES = {"q8": "q8_0", "q4": "q4_0"}  # what most people type
 APART = "/"  # separates the type of the keys from the type of the values
 
 
@@ -26,11 +27,17 @@ class StoredCache:
         return self.keys if self.keys == self.values else f"{self.keys}-{self.values}"
 
 
+def full_name(name: str) -> str:
+    """Return the name of a type of cache: `q8_0` for `q8`."""
+    return SHORT_NAMES.get(name, name)
+
+
 def stored_cache(name: str) -> StoredCache:
     """Read `q8_0`, or `q8_0/q4_0` for keys and values apart."""
     keys, separator, values = name.partition(APART)
     if not separator:
         values = keys
+    keys, values = full_name(keys), full_name(values)
     for kind in (keys, values):
         if kind not in CACHE_NAMES:
             raise UsageError(

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from ropext.base.errors import UsageError
-from ropext.options.cache import CACHE_NAMES
+from ropext.options.cache import CACHE_NAMES, full_name
 from ropext.options.fields import Count, Neutral, Options, Panel, Words, wanted
 
 _MEMORY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(|[kmgt])(|i?b)", re.IGNORECASE)
@@ -30,11 +30,12 @@ def bytes_of(text: str) -> int:
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the types of cache; refuse an unknown one."""
-    for name in names:
+    full = tuple(map(full_name, names))
+    for name in full:
         if name not in CACHE_NAMES:
             known = ", ".join(CACHE_NAMES)
             raise UsageError(f"--kv {name[:60]!r} is not a type of KV cache; known are {known}")
-    return names
+    return full
 
 
 CacheNames = Annotated[Words, AfterValidator(_known)]

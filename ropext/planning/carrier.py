@@ -177,6 +177,10 @@ class Carrier:
         configs."""
         return tuple(families.diff(before, after))
 
+    def log_of(self, plan: PlannedExtension) -> str:
+        """Return how a program's log shows that the scaling is on; "" if none does."""
+        return ""
+
     def misread(self, name: str, params: Params) -> str:
         """Return how a loader misreads a dict, if that was measured; else ""."""
         model = self.model

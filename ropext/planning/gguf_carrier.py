@@ -67,6 +67,20 @@ class GgufCarrier(Carrier):
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
         return gguf.readings(self.architecture, self.rope_of(site), self.model.text_type)
 
+    def log_of(self, plan: PlannedExtension) -> str:
+        rope = self.rope_of(plan.main)
+        if rope is None or not loaders.reads_exactly("llama.cpp", plan.readings):
+            return ""
+        # As llama.cpp's print_info writes them.
+        lines = [f"n_ctx_train = {plan.target}"]
+        if rope.scaling in ("yarn", "linear"):
+            lines += [f"rope scaling = {rope.scaling}", f"freq_scale_train = {1 / rope.factor:g}"]
+        elif rope.scaling == "none" and not rope.divisors:
+            lines.append(f"freq_base_train = {rope.freq_base:.1f}")
+        else:
+            return ""  # the log does not show divisors
+        return f"with -lv 4 the log of llama-server has {', '.join(lines)}"
+
     def misread(self, name: str, params: Params) -> str:
         return ""
 

@@ -1,4 +1,4 @@
-"""What scaling without training gave on the model where it was measured, in words.
+"""Say what scaling without training gave on the measured model.
 
 scripts/make_measured.py writes measured.json from benchmarks/results.
 """

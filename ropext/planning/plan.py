@@ -202,7 +202,7 @@ class ExtensionPlan:
 
     @property
     def measured(self) -> str:
-        """Return what such a scaling gave where it was measured; "" if something is trained for
+        """Return what such a scaling gave on the measured model; "" if something is trained for
         it, or if a warning says it."""
         return ""
 
@@ -230,6 +230,11 @@ class ExtensionPlan:
             f"{self.name}: {self.target:,} tokens are {self.untrained_factor:g}× {trained}, and"
             f" nothing is trained for them: {ways}"
         )
+
+    @property
+    def log(self) -> str:
+        """Return how a program's log shows that the scaling is on; "" if none does."""
+        return ""
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         """Return the lines that run the result from `directory` in each loader."""
@@ -440,6 +445,10 @@ class Plan(ExtensionPlan):
     def consent(self) -> str:
         is_refused = self.obstacles or too_far(self.recipe, self.context, self.target)
         return "--even-so" if is_refused or not self.in_one_step else "--again"
+
+    @property
+    def log(self) -> str:
+        return "" if self.recipe.length_only else self.carrier.log_of(self)
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         if self.refusal is not None:  # there will be nothing to serve

@@ -79,6 +79,10 @@ def test_a_file_is_counted_in_the_steps_of_llama_cpp(tmp_path):
     assert known == {"f16": 1024 * values * 2, "q8_0": 1024 * values * 34 // 32} | {
         "q4_0": 1024 * values * 18 // 32
     }
+    short = fits(tmp_path / "m.gguf", "1G", kv=["q8", "q4"], length=1000)  # as most people type
+    assert {row.cache: row.bytes_at_length for row in short.rows} == {
+        name: known[name] for name in ("q8_0", "q4_0")
+    }
 
 
 def test_the_plan_of_a_file_counts_its_cache_as_the_table_does(tmp_path, ropext):

@@ -264,6 +264,6 @@ def test_what_cannot_be_compared_is_refused(place, tmp_path):
     with pytest.raises(UsageError, match="give --data"):
         evaluate(str(place / "model"), **asked(place, data=None, tasks="copy"))
     with pytest.raises(UsageError, match="--kv names q8_0 twice"):
-        evaluate(str(place / "model"), **asked(place, kv="q8_0,q8_0/q8_0"))
+        evaluate(str(place / "model"), **asked(place, kv="q8_0,q8/q8"))
     with pytest.raises(UsageError, match="read anyway"):
         evaluate(str(place / "model"), **asked(place, kv="f16"))

@@ -65,7 +65,7 @@ def test_yarn_is_the_papers(tmp_path, arch):
         {"method": "llama3", "factor": 4.0},
         {"length_only": True, "target": 1024},
         {"method": "pi", "target": 2048, "from_original": True},
-        {"method": "ntk", "target": 4096},
+        {"method": "ntk", "target": 4096, "again": True},
     ],
 )
 def test_the_pairs_of_gemma_4_that_stand_still_keep_their_divisors(tmp_path, options):

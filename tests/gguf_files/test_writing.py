@@ -26,6 +26,7 @@ from ropext.base.errors import (
 )
 from ropext.base.guard import signed
 from ropext.base.narration import Call
+from ropext.families.loaders.serving import ollama_name
 from ropext.files import inspecting
 from ropext.files.checkpoint import staging
 from ropext.files.gguf import open_gguf, proving, writing
@@ -105,7 +106,7 @@ def test_the_record_is_in_the_file(base, tmp_path):
     lines = {line.loader: line.command for line in served.serving}
     assert lines == {
         "llama.cpp": f"llama-server -m {out} -c 1024 -np 1",
-        "ollama": f"ollama create long -f {out}.Modelfile",
+        "ollama": f"ollama create {out.stem} -f {out}.Modelfile",
         "lm-studio": f"lms import --copy {out}\nlms load {out.name} --context-length 1024",
     }
 
@@ -140,6 +141,55 @@ def test_the_lines_of_a_file_in_a_directory_name_the_file(tmp_path, name):
     again = inspecting.plan(str(out), factor=2.0, method="yarn", again=True)
     lines = {line.loader: line.command for line in again.serving(str(tmp_path / "longer"))}
     assert lines["llama.cpp"] == f"llama-server -m {tmp_path / 'longer' / file.name} -c 2048 -np 1"
+
+
+# What llama-server -lv 4 (commit 7e4c0a9) logged of a yarn by 2 from 8,192 tokens.
+LOGGED = """
+print_info: n_ctx_train           = 16384
+print_info: rope type             = 0
+print_info: rope scaling          = yarn
+print_info: freq_base_train       = 100000.0
+print_info: freq_scale_train      = 0.5
+print_info: n_ctx_orig_yarn       = 8192
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "scale"),
+    [("yarn", "yarn", "0.25"), ("pi", "linear", "0.25"), ("ntk", "", ""), ("llama3", "", "")],
+)
+def test_how_the_log_of_llama_cpp_shows_the_scaling(base, tmp_path, method, kind, scale):
+    out = tmp_path / "long.gguf"
+    made = extend(base, out, method=method).plan
+    names = {line.split(":")[1].split("=")[0].strip() for line in LOGGED.split("\n") if line}
+    shown = dict(part.split(" = ") for part in made.log.partition(" has ")[2].split(", ") if part)
+    assert shown.keys() <= names
+    keys = ggml.keys(out)
+    if method == "llama3":  # divisors, which no line of the log shows
+        assert not shown
+        return
+    assert shown["n_ctx_train"] == str(keys["llama.context_length"])
+    assert shown.get("rope scaling", "") == kind
+    assert shown.get("freq_scale_train", "") == scale
+    if not kind:
+        assert float(shown["freq_base_train"]) == pytest.approx(
+            keys["llama.rope.freq_base"], abs=0.06
+        )
+    assert f"to check it: {made.log}" in " ".join(plan_screen(made).split())
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("a/smollm2-16k.gguf", "smollm2-16k"),
+        ("Qwen3-8B.Q4_K_M.GGUF", "Qwen3-8B.Q4_K_M"),
+        ("my model (long)..gguf", "my-model-long"),
+        (".gguf", "model"),
+    ],
+)
+def test_ollama_names_a_model_after_its_file(file, name):
+    """types/model/name.go: letters, digits, `_`, `-`, `.`, and no two points in a row."""
+    assert ollama_name(file) == name
 
 
 def test_the_line_that_writes_a_file_writes_what_the_others_run(base):

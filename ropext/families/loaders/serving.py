@@ -5,6 +5,7 @@ The commands are templates in the loader table; this module fills them in.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -182,6 +183,13 @@ def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
     return OverrideLine("llama.cpp", command, argv=argv, environment=variables)
 
 
+def ollama_name(file: str) -> str:
+    """Return the name of a GGUF file as a name that Ollama accepts."""
+    stem = re.sub(r"\.gguf$", "", PurePath(file).name, flags=re.IGNORECASE)
+    allowed = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", stem).strip(".-")
+    return allowed[:80] or "model"
+
+
 def file_lines(
     file: str, target: int, readings: Iterable[LoaderReading], params: Params
 ) -> tuple[Serving, ...]:
@@ -193,6 +201,7 @@ def file_lines(
         "file": join_for_shells(file),
         "name": PurePath(file).name,
         "named": join_for_shells(PurePath(file).name),
+        "model": ollama_name(file),
         "target": str(target),
         "modelfile": join_for_shells(f"{file}.Modelfile"),
     }

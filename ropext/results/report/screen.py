@@ -28,7 +28,10 @@ LINES = 26  # rows of a small terminal
 FROM_THE_BASE = ("vllm", "sglang", "transformers", "llama.cpp")
 SERVING_ROWS = 13  # rows of commands with their headings, at most; fewer if other parts need room
 REMARK_ROWS = 6  # that commands leave to warnings and notes
-DETAILS = "--details shows all methods, the new config keys, each engine's verdict, more commands"
+DETAILS = (
+    "--details shows all methods, new keys, verdicts and commands; --memory 12GB shows which "
+    "context fits"
+)
 SERVED_DETAILS = "--details shows the verdict for each engine and version, and why"
 
 
@@ -43,6 +46,8 @@ def plan_screen(made: ExtensionPlan) -> str:
     below = [DETAILS]
     if made.refusal is None:
         below.insert(0, folded(f"to write it: {made.command}"))
+        if made.log:
+            below.insert(0, folded(f"to check it: {made.log}"))
     room = LINES - _height(above) - _height(below)
     wanted = min(_height(map(folded, made.remarks())), REMARK_ROWS)
     serving = _serving(made, min(SERVING_ROWS, room - wanted))

@@ -387,14 +387,16 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
             parts += ["", "to serve it", serving_text(lines)]
         else:
             parts += ["", _to_serve(written.output, usual_lines(lines, made.words))]
+        if made.log:
+            parts.append(folded(f"to check it: {made.log}"))
     if made.sites:
         parts += ["", *map(folded, _quality(made, written, out))]
     return "\n".join(parts)
 
 
 def _quality(made: ExtensionPlan, written: "Written", out: str) -> list[str]:
-    """Say that no number is known of the output, and what such a scaling gave where it was
-    measured."""
+    """Say that no number is known of the output, and what such a scaling gave on the measured
+    model."""
     begin = "Quality was not measured"
     if written.proof:
         begin = f"The {made.words.output} was verified; quality was not measured"
