@@ -16,9 +16,13 @@ from transformers import AutoModelForCausalLM
 from ropext.base.errors import InputError, Interrupted, OutputExists, RopextError, UsageError
 from ropext.base.narration import Hooks
 from ropext.options.evaluate import Evaluate
+from ropext.options.recipe import read_recipe
 from ropext.options.tasks import own
 from ropext.options.tasks.item import truncated
+from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.public import evaluate
+from ropext.pipeline.public import run as run_recipe
+from ropext.pipeline.stage import section_key
 from ropext.results import STRIDED
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
 from ropext.results.retrieval import FOUND, haystack_numbers
@@ -364,3 +368,60 @@ def test_a_gate_names_the_file(model, tmp_path, capsys):
     code, heard = run(*words, "--fail-if", "other@512 < 0.9", capsys=capsys)
     assert code == 2
     assert "there are q@LENGTH" in heard.err
+
+
+RECIPE = """\
+model: ropext://demo
+extend: {{method: yarn, factor: 2}}
+evaluate:
+  tasks: {tasks}
+"""
+
+
+@pytest.mark.parametrize(
+    "tasks", ["[passkey, q.jsonl]", "passkey,q.jsonl", "[passkey, q=sub/../q.jsonl]"]
+)
+def test_a_file_of_a_recipe_is_in_the_recipes_folder(tmp_path, monkeypatch, tasks):
+    """The key of a run has the content of the questions, and the record has what was written."""
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "sub").mkdir()
+    (folder / "run.yaml").write_text(RECIPE.format(tasks=tasks))
+    lines(folder / "q.jsonl", [question(1)])
+    monkeypatch.chdir(tmp_path)
+    recipe = read_recipe("recipes/run.yaml")
+    task = recipe.evaluation().tasks[1]
+    assert task == "q"
+    assert (folder / "q.jsonl").samefile(task.source)
+    written = recipe.resolved()["evaluate"]["tasks"]
+    assert written == recipe.source.entries["evaluate", "tasks"].value
+    keys = [section_key("evaluate", recipe.evaluate, Hashes())]
+    lines(folder / "q.jsonl", [question(2)])
+    keys.append(section_key("evaluate", recipe.evaluate, Hashes()))
+    assert keys[0] != keys[1]
+    assert {**keys[0], "evaluate.questions": keys[1]["evaluate.questions"]} == keys[1]
+
+
+@pytest.mark.slow
+def test_a_run_asks_the_questions_of_its_recipe(tmp_path):
+    path = lines(tmp_path / "q.jsonl", [question(k, words=5) for k in range(2)])
+    recipe = {
+        "model": "ropext://demo",
+        "extend": {"method": "yarn", "factor": 2},
+        "evaluate": {"tasks": [path], "lengths": [512], "fail_if": ["q@512 < -1"]},
+    }
+    run_recipe(recipe, tmp_path / "out").raise_if_failed()
+    evaluated = tmp_path / "out.run/evaluation"
+    assert asked_in(evaluated) == 2
+    before = (evaluated / "results.json").stat().st_mtime_ns
+    run_recipe(recipe, tmp_path / "out")
+    assert (evaluated / "results.json").stat().st_mtime_ns == before
+    lines(tmp_path / "q.jsonl", [question(k, words=5) for k in range(3)])
+    run_recipe(recipe, tmp_path / "out")
+    assert asked_in(evaluated) == 3
+
+
+def asked_in(run):
+    """How many questions the extended model was asked."""
+    results = json.loads((run / "results.json").read_text())
+    return results["variants"]["extended"]["metrics"]["q@512"]["n"]
