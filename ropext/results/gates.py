@@ -107,7 +107,7 @@ class Outcome:
         return recorded
 
     def to_json(self) -> dict[str, Json]:
-        """Return what --json prints; no value where nothing could be looked at."""
+        """Return what --json prints; it has no value if nothing was measured."""
         printed = self.recorded()
         if self.value is None:
             del printed["value"]

@@ -223,7 +223,7 @@ class Overlap:
 def overlap(
     known: Trained | None, documents: Sequence[tuple[str, Sequence[int], Hashes]]
 ) -> Overlap | None:
-    """Find those documents (name, content, passages) that were trained on; None where nothing was
+    """Find those documents (name, content, passages) that were trained on; None if nothing was
     trained, or nothing is read."""
     if known is None or not documents:
         return None

@@ -203,7 +203,7 @@ class Worded:
 
 
 def text_in(encoder: Asker, prompt: str, instruction: str, text: str) -> tuple[int, int]:
-    """Return where the text of a question begins and ends in the tokens of its prompt."""
+    """Return the span of the text of a question in the tokens of its prompt: first and end."""
     before, found, _ = prompt.partition(instruction + text)
     if not found:  # the chat template changed it
         return 0, 0

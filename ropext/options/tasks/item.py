@@ -71,8 +71,8 @@ class Item:
     room: int = 0  # tokens that may be generated
     text_hash: str = ""  # identifies a question in words, whoever encodes it
     text: tuple[int, int] = (0, 0)
-    """Where the text begins and ends in the prompt, between instruction and question. (0, 0): the
-    whole prompt, which ends with a short question."""
+    """The span of the text in the prompt, between instruction and question. (0, 0): the whole
+    prompt, which ends with a short question."""
     whole: str = ""  # hash of the whole prompt, if this one is truncated
 
     @property

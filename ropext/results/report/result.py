@@ -62,7 +62,7 @@ class Result(ABC):
 
     def losses(self) -> dict[str, Floats]:
         """Return the loss of each token by model, in nats: a row for each document, a column for
-        each position, NaN where nothing is scored."""
+        each position, NaN at a position that is not scored."""
         losses = dict[str, Floats]()
         measured = self._read("losses of tokens")
         longest = measured.frame.longest
