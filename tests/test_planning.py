@@ -384,6 +384,20 @@ def test_ntk_needs_more_than_one_pair():
     assert plan(tiny, method="pi").main.params["rope_type"] == "linear"
 
 
+def test_the_attention_factor_of_longropes_code_is_printed():
+    """microsoft/LongRoPE 0ed4418 multiplies cos and sin by it; its CSV files do not hold it."""
+    pairs = {"method": "longrope", "pair_factors": (1.5,) * 64}
+    made = plan(configs.LLAMA, factor=8.0, **pairs)
+    assert made.main.wanted.attention_factor == 1
+    (note,) = made.notes
+    theirs = math.sqrt(1 + math.log(8) / math.log(4096))
+    assert note.endswith(f"√(1 + ln 8 / ln 4096): --attention-factor {theirs:.6g}")
+    assert "note: the file of pair factors has no attention factor" in text.plan(made)
+    given = plan(configs.LLAMA, factor=8.0, attention_factor=1.0, **pairs)
+    assert given.notes == ()
+    assert plan(configs.LLAMA, factor=8.0, method="yarn").notes == ()
+
+
 def test_pair_factors_of_the_wrong_number_are_counted():
     with pytest.raises(UsageError, match=r"3 numbers.*64 pairs"):
         plan(configs.LLAMA, method="longrope", pair_factors=(1.0, 2.0, 4.0))

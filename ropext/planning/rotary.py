@@ -24,7 +24,7 @@ from ropext.planning.methods import (
 from ropext.planning.plan import ExtensionPlan, Plan, why_unfolded
 from ropext.planning.warnings import warnings_of
 from ropext.scaling import self_extend
-from ropext.scaling.forms import same
+from ropext.scaling.forms import longrope_attention, same
 from ropext.scaling.rope import Spectrum
 from ropext.scaling.self_extend import FoldOptions
 
@@ -107,7 +107,21 @@ def make_plan(
     notes = tuple[str, ...]()
     if authors is not None and authors.agrees(plan):
         notes = (authors.against(plan),)
+    notes += tuple(filter(None, [_no_attention_factor(plan)]))
     return replace(plan, warnings=warnings_of(plan), notes=notes)
+
+
+def _no_attention_factor(plan: Plan) -> str:
+    """Return which attention factor LongRoPE's code would take, if neither the file of pair factors
+    nor an option gives one."""
+    rope = plan.main.rope
+    if plan.method != "longrope" or plan.recipe.attention is not None or rope.is_scaled:
+        return ""
+    theirs = longrope_attention(plan.target / rope.context, rope.context)
+    return (
+        "the file of pair factors has no attention factor, so ropext takes 1; LongRoPE's code "
+        f"takes √(1 + ln {plan.factor:g} / ln {rope.context}): --attention-factor {theirs:.6g}"
+    )
 
 
 def _leaves_the_spectrum(model: Model, recipe: Extend, target: int) -> bool:
