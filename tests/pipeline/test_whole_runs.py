@@ -169,7 +169,8 @@ def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_p
         "finetune": {"data": "ropext://tuning", "steps": 1, "batch_tokens": 1024, "control": True,
                      "eval": "ropext://held-out", "eval_documents": 8},
         "evaluate": {"data": "ropext://held-out", "max_docs": 8, "lengths": [512],
-                     "fail_if": ["tail_nll@512 > 1 vs control"]},
+                     "tasks": ["passkey"], "items": 2,
+                     "fail_if": ["tail_nll@512 > 1 vs control", "passkey@512.value < 0 vs base"]},
     }  # fmt: skip
     done = ropext.run(recipe, "out")
     assert done.output
@@ -184,6 +185,9 @@ def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_p
         assert found == pytest.approx(read[label]["tail_nll@512"]["value"], abs=1e-5)
     values = [variants[label]["metrics"]["tail_nll@512"]["value"] for label in ("base", "control")]
     assert values[0] != values[1]
+    # Both read the last 256 tokens of the questions, which hold the needles of two of five depths.
+    for label in ("base", "control"):
+        assert variants[label]["metrics"]["passkey@512"]["value"] == pytest.approx(0.4)
     assert "by adaptation to the text alone" in done.to_text()
     assert "| control |" in Path("out.run/report.md").read_text(encoding="utf-8")
     pushed = ropext.push("out", "org/name", dry_run=True).files
