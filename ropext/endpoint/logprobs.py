@@ -34,7 +34,7 @@ def top_logprobs(answer: Json) -> Pairs:
             best = logprobs["content"][0]["top_logprobs"]
             pairs = [(entry.get("id"), entry["logprob"]) for entry in best]
         else:  # vLLM and SGLang: a dict from the token's text
-            pairs = [(_token_id(k), v) for k, v in logprobs["top_logprobs"][0].items()]
+            pairs = [(token_id(k), v) for k, v in logprobs["top_logprobs"][0].items()]
         if not all(type(v) in (int, float) and LOWEST <= v <= 1 for _, v in pairs):
             pairs = []
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
@@ -42,7 +42,7 @@ def top_logprobs(answer: Json) -> Pairs:
     return sorted(pairs, key=lambda pair: -pair[1])[:TOP]
 
 
-def _token_id(text: str) -> int | None:
+def token_id(text: str) -> int | None:
     """Return the id in a token's name, as vLLM's `return_tokens_as_token_ids` makes it; None if it
     has none."""
     match = re.fullmatch(r"token_id:(\d+)", text)

@@ -35,7 +35,8 @@ SHORTEST = 1024  # length, if nothing states the window
 MOST_LENGTHS = 8  # if the user gives none
 ROOM = 1  # token that a server generates after a text whose losses it returns
 NO_LOSSES = (
-    "perplexity is not measured: {} tells no log-probabilities of a prompt, as vLLM and SGLang do"
+    "perplexity is not measured: {} returns no log-probabilities of a prompt (`echo`), as vLLM, "
+    "SGLang and ropext serve do"
 )
 
 

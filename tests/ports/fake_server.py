@@ -51,7 +51,7 @@ class Fake:
     drips: bool = False  # a byte now and then
     says: Callable[[str], str] = looked_up
     losses: Callable[[tuple[int, ...]], tuple[float, ...]] | None = None  # log-probabilities
-    engine: str = "vllm"  # which tells them
+    by_ids: bool = True  # it names tokens by their ids, as vLLM, and SGLang by their texts
     card: Answer = field(default_factory=dict)  # more of its entry in /v1/models
     asked: list[tuple[str, Answer]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Fake:
     def answered(self, question: Answer) -> tuple[int, Answer]:
         """A status and what is answered to a question."""
         if isinstance(question.get("prompt"), list):
-            return self.read(question["prompt"], question, self.engine == "vllm")
+            return self.read(question["prompt"], question)
         chat = "messages" in question
         if chat and not self.template:
             return 400, {"error": {"message": "tiny has no chat template"}}
@@ -89,25 +89,17 @@ class Fake:
         self.in_hand.remove(count)
         return together <= shared
 
-    def read(self, ids: list[int], question: Answer, is_told: bool) -> tuple[int, Answer]:
-        """The log-probability of each token of a prompt, as vLLM or SGLang tells it."""
+    def read(self, ids: list[int], question: Answer) -> tuple[int, Answer]:
+        """The log-probability of each token of a prompt, as vLLM or SGLang returns it."""
         if self.limit is not None and len(ids) + 1 > self.limit:
             return 400, {"error": f"{len(ids)} tokens and one more"}
         choice: Answer = {"text": "", "finish_reason": "length"}
-        if self.losses is None or not is_told:
-            return 200, {"choices": [choice]}
-        told = self.losses(tuple(ids))
-        if self.engine == "sglang":
-            assert question["logprob_start_len"] == 0
-            assert question["return_logprob"]
-            rows = [[value, token, None] for value, token in zip((None, *told), ids, strict=True)]
-            return 200, {"text": "", "meta_info": {"input_token_logprobs": rows}}
-        if question.get("prompt_logprobs") is not None:
-            entries: list[Answer | None] = [None]
-            for token, value in zip(ids[1:], told, strict=True):
-                best = {"logprob": 0.0, "rank": 1, "decoded_token": "x"}
-                entries.append({"best": best, str(token): {"logprob": value, "rank": 7}})
-            choice["prompt_logprobs"] = entries
+        if self.losses is not None:
+            assert question["echo"]
+            assert question["logprobs"] == question["max_tokens"] == 1
+            named = [f"token_id:{token}" if self.by_ids else "x" for token in [*ids, 1]]
+            values = [None, *self.losses(tuple(ids)), -0.5]
+            choice["logprobs"] = {"tokens": named, "token_logprobs": values}
         return 200, {"choices": [choice]}
 
     def replied(self, text: str, room: int, chat: bool) -> Answer:
@@ -148,9 +140,6 @@ def serving(fake: Fake) -> Iterator[str]:
                 chat = "messages" in question
                 text = question["messages"][-1]["content"] if chat else question["prompt"]
                 self.tell(200, {"count": len(words(text)) + TEMPLATE * chat})
-                return
-            if self.path == "/generate" and fake.engine == "sglang":
-                self.tell(*fake.read(question["input_ids"], question, True))
                 return
             if self.path not in ("/v1/chat/completions", "/v1/completions"):
                 self.tell(404, {})

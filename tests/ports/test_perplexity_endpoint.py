@@ -91,14 +91,13 @@ def test_a_server_has_the_perplexity_of_its_directory(of_directory, of_port) -> 
     assert "Found, by length" in report
 
 
-@pytest.mark.parametrize(("engine", "path"), [("vllm", losses.VLLM), ("sglang", losses.SGLANG)])
-def test_each_engine_tells_every_loss_of_a_prompt(engine, path, stock) -> None:
+@pytest.mark.parametrize("by_ids", [True, False])
+def test_each_engine_tells_every_loss_of_a_prompt(by_ids, stock) -> None:
     """As many as the short window has, which begin with another token."""
     ids = (np.arange(600, dtype=np.int32) * 7) % 900 + 3
-    with serving(Fake(limit=4096, losses=stock, engine=engine)) as url:
+    with serving(Fake(limit=4096, losses=stock, by_ids=by_ids)) as url:
         told = losses.losses_of(Port(server_at(url), "fake", 4096))
         assert told is not None
-        assert told.path == path
         whole = told.read(ids[:128])
         short = told.read_short(ids, 256, bos=0)
     assert np.isnan(whole[0])
@@ -132,7 +131,7 @@ def test_without_a_plain_server_there_is_no_gain(stock, capsys) -> None:
 
 
 def test_what_a_server_does_not_tell_is_one_sentence(tmp_path, capsys) -> None:
-    """llama-server answers without them, and no path of SGLang's."""
+    """llama-server answers without them."""
     with serving(Fake(limit=4096)) as url:
         code, told = run("eval", "--endpoint", url, *READ, capsys=capsys)
     assert code == 0, told.err
@@ -165,13 +164,18 @@ def test_texts_need_a_tokenizer_and_room(stock, capsys) -> None:
 
 def test_another_token_is_no_loss() -> None:
     """A server that reads other ids than it was sent, or tells fewer."""
-    vllm = {"choices": [{"prompt_logprobs": [None, {"5": {"logprob": -1.5}}]}]}
-    assert losses._losses(losses.VLLM, vllm, [4, 5]) == [1.5]
-    assert losses._losses(losses.VLLM, vllm, [4, 6]) is None
-    assert losses._losses(losses.VLLM, vllm, [4, 5, 5]) is None
-    sglang = {"meta_info": {"input_token_logprobs": [[None, 4], [-1.5, 5]]}}
-    assert losses._losses(losses.SGLANG, sglang, [4, 5]) == [1.5]
-    assert losses._losses(losses.SGLANG, sglang, [4, 6]) is None
-    sglang["meta_info"]["input_token_logprobs"][1][0] = None
-    assert losses._losses(losses.SGLANG, sglang, [4, 5]) is None
-    assert losses._losses(losses.VLLM, {"choices": []}, [4, 5]) is None
+
+    def told(names, values):
+        answer = {"choices": [{"logprobs": {"tokens": names, "token_logprobs": values}}]}
+        return losses._losses(answer, [4, 5])
+
+    named = ["token_id:4", "token_id:5", "token_id:9"]
+    assert told(named, [None, -1.5, -2.0]) == [1.5]
+    assert told(["a", "b", "c"], [None, -1.5, -2.0]) == [1.5]
+    assert told(["token_id:4", "token_id:6", "token_id:9"], [None, -1.5, -2.0]) is None
+    assert told(["<s>", *"abc"], [None, -1.5, -1.0, -2.0]) is None  # one token more
+    assert told(named[-1:], [-2.0]) is None  # the answer alone
+    assert told(named, [None, None, -2.0]) is None
+    assert told(named, [-0.5, -1.5, -2.0]) is None
+    assert told(named, [None, -1.5]) is None
+    assert losses._losses({"choices": []}, [4, 5]) is None

@@ -1,6 +1,8 @@
 """`eval --endpoint` of `serve --method self-extend` beside `eval --method self-extend`."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from command_line import run
@@ -71,3 +73,77 @@ def test_a_port_that_serves_another_method_is_another_model(tmp_path, capsys):
     assert (
         "another model answers; give another -o, or --force (meta: content_sha256 was" in said.err
     )
+
+
+TEXTS = ("--data", "ropext://held-out", "--lengths", "256,512", "--max-docs", "6")
+TOLD = ("tail", "tail_nll", "cumulative", "gain")
+
+
+@pytest.mark.slow
+def test_the_port_has_the_perplexity_of_eval(tmp_path, capsys):
+    """Self-Extend, which no other server computes, with the gain over a server of the base."""
+    pytest.importorskip("uvicorn")
+    from ropext.serving.served import ServeOptions, load
+
+    how = DocumentOptions(device="cpu")
+    wish = parse_extend({"method": "self-extend", "factor": 2.5})
+    extended = load(ServeOptions("ropext://demo", "demo", wish), how)
+    plain = load(ServeOptions("ropext://demo", "demo"), how)
+    plain = replace(plain, limit=257)  # a window of 256 is read with one more token
+    with opened(extended) as client, opened(plain) as base:
+        urls = [f"http://127.0.0.1:{own.port}" for own in (client, base)]
+        asked = ("--endpoint", urls[0], "--against", "ropext://demo", "--api", "completions")
+        where = tmp_path / "port"
+        code, said = run("eval", *asked, "--plain", urls[1], *TEXTS, "-o", where, capsys=capsys)
+        assert code == 0, said.err
+    method = ("--method", "self-extend", "--factor", "2.5")
+    code, said = run(
+        "eval", "ropext://demo", *method, *TEXTS, "-o", tmp_path / "memory", capsys=capsys
+    )
+    assert code == 0, said.err
+    by_port, in_memory = (
+        json.loads((tmp_path / name / "results.json").read_text("utf-8"))["variants"]
+        for name in ("port", "memory")
+    )
+    for metric in TOLD:
+        for length in (256, 512):
+            name = f"{metric}@{length}"
+            found = by_port["port"]["metrics"][name]["value"]
+            wanted = in_memory["self-extend-2.5x"]["metrics"][name]["value"]
+            assert found == pytest.approx(wanted, abs=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "wanted"), [(4, 0), (2, 3)])
+def test_verify_tells_the_right_port_from_a_wrong_one(tmp_path, capsys, factor, wanted):
+    pytest.importorskip("uvicorn")
+    from ropext.serving.served import ServeOptions, load
+
+    code, said = run(
+        "extend",
+        "ropext://demo",
+        "--method",
+        "yarn",
+        "--factor",
+        "4",
+        "-o",
+        tmp_path / "demo",
+        capsys=capsys,
+    )
+    assert code == 0, said.err
+    wish = parse_extend({"method": "yarn", "factor": factor})
+    model = ServeOptions("ropext://demo", "demo", wish)
+    if factor == 4:
+        model = ServeOptions(str(tmp_path / "demo"), "demo")
+    served = load(model, DocumentOptions(device="cpu"))
+    with opened(served) as client:
+        url = f"http://127.0.0.1:{client.port}"
+        code, said = run("verify", tmp_path / "demo", "--endpoint", url, "--json", capsys=capsys)
+    assert code == wanted, said.err
+    check = json.loads(said.out)["checks"][-1]
+    if wanted == 0:
+        assert "1,023 tokens" in check["sentence"]
+        found = re.search(r"differ from transformers' by (\S+) in the mean", check["sentence"])
+        assert float(found[1]) < 1e-4
+    else:
+        assert "the server takes 512 tokens" in check["sentence"]
