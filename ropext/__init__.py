@@ -35,8 +35,11 @@ __all__ = ["__version__", *_PLACES]
 
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
+        from ropext.options.door import worded_for_python
+
         room, _, function = _PLACES[name].partition(":")
-        return getattr(import_module(room), function)
+        globals()[name] = worded_for_python(getattr(import_module(room), function))
+        return globals()[name]
     raise AttributeError(f"module 'ropext' has no attribute {name!r}")
 
 

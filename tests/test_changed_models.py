@@ -158,7 +158,7 @@ def test_an_adapter_that_is_trained_on_meanwhile_gets_no_number(place, output):
     how = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     peft.get_peft_model(base, how).save_pretrained(place / "adapter")
     change = once(partial(scale, place / "adapter" / "adapter_model.safetensors", 2.0))
-    with pytest.raises(InputError, match=r"adapter \(--adapter\) was changed while it was"):
+    with pytest.raises(InputError, match=r"adapter \(adapter\) was changed while it was"):
         ropext.evaluate(
             place / "base",
             output and place / output,

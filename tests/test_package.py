@@ -121,6 +121,14 @@ def test_the_citation_is_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert cited["version"] == ropext.__version__
     assert cited["license"] == "Apache-2.0"
+    (entry,) = re.findall(r"```bibtex\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
+    fields = dict(re.findall(r"(\w+) += \{(.*)\},?\n", entry))
+    assert fields["version"] == ropext.__version__
+    assert fields["note"].startswith(f"Version {ropext.__version__}, commit COMMIT")
+    assert fields["year"] == cited["date-released"][:4]
+    assert fields["author"] == f"{{{cited['authors'][0]['name']}}}"
+    assert entry.count("{") == entry.count("}")
+    assert "http" not in entry  # there is no address yet
 
 
 @pytest.mark.slow

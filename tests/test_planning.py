@@ -611,7 +611,7 @@ def test_so_far_that_it_is_only_written_untrained_where_that_is_asked_for(untrai
     place, warned = untrained
     warned(configs.LLAMA, factor=2.0)
     far = {"factor": 64.0, "no_verify": True}
-    with pytest.raises(UsageError, match=r"262,144 tokens are 64× .* anyway with --unt"):
+    with pytest.raises(UsageError, match=r"262,144 tokens are 64× .* anyway with untrained=True"):
         ropext.extend(place, tmp_path / "out", **far)
     with pytest.raises(InputError, match="weights"):  # the next that is missing here
         ropext.extend(place, tmp_path / "out", untrained=True, **far)

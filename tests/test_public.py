@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 import ropext
 from ropext.base.bundled import MODELS
 from ropext.base.errors import InputError, RopextError, UsageError
+from ropext.options.door import in_call
 
 
 @pytest.mark.parametrize("name", [n for n in ropext.__all__ if n != "__version__"])
@@ -202,7 +204,61 @@ def test_every_public_function_is_called_on_the_page():
 
 
 @pytest.mark.slow
-def test_what_the_page_says_is_what_python_answers(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [PAGE, ROOT / "docs/reference/results-in-python.md"])
+def test_what_the_page_says_is_what_python_answers(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    failed, tried = doctest.testfile(str(PAGE), module_relative=False, encoding="utf-8")
+    failed, tried = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
     assert (failed, tried > 20) == (0, True)
+
+
+ALL = {word: shown for name in NAMES for word, shown in SHOWN[name].items()}
+
+
+@pytest.mark.parametrize(
+    ("sentence", "worded"),
+    [
+        ("--max-docs must be at least 1", "max_docs must be at least 1"),
+        ("it exists; --force replaces it", "it exists; force=True replaces it"),
+        (
+            "give --from-original --target 524288 --method yarn",
+            'give from_original=True, target=524288, method="yarn"',
+        ),
+        (
+            "name it with --base MODEL, or give -o RUN",
+            "name it with base=MODEL, or give output=RUN",
+        ),
+        (
+            "add --tasks passkey,mkey; or --for vllm",
+            'add tasks="passkey,mkey"; or for_loaders="vllm"',
+        ),
+        ("--fail-if 'x' is not a gate", "gates 'x' is not a gate"),
+        ("texts (--data) is in out (--output)", "texts (data) is in out (output)"),
+        ("--lengths 4k: read", 'lengths="4k": read'),
+        # What is no argument of the function, a command, and a name with dashes stay.
+        ("llama-server --rope-scaling yarn", "llama-server --rope-scaling yarn"),
+        ("run ropext eval OUT --data X; or --force", "run ropext eval OUT --data X; or force=True"),
+        ("no my--data.jsonl is here", "no my--data.jsonl is here"),
+    ],
+)
+def test_a_message_names_arguments_in_place_of_flags(sentence, worded):
+    assert in_call(sentence, ALL) == worded
+
+
+def test_errors_and_narration_from_python_name_arguments(tmp_path, capsys):
+    with pytest.raises(UsageError, match=r"^factor must be .*above 1 and at most 4096, was 1$"):
+        ropext.plan("ropext://demo", factor=1)
+    with pytest.raises(UsageError, match="did you mean gates"):
+        ropext.evaluate("ropext://demo", fail_if=["x"])
+    heard = []
+    few = {"data": "ropext://held-out", "lengths": [256], "max_docs": 2}
+    ropext.evaluate("ropext://demo", say=heard.append, split_documents="windows", **few)
+    assert any("(split_documents)" in line for line in heard)
+    code, told = run("plan", "ropext://demo", "--factor", "1", capsys=capsys)
+    assert (code, told.err.startswith("error: --factor must be")) == (2, True)
+
+
+def test_the_help_of_patch_offers_what_it_takes():
+    shown = inspect.signature(ropext.patch).parameters
+    assert "finetune" not in shown
+    assert "    model: model of transformers in memory, or" in inspect.getdoc(ropext.patch)
+    assert "    model: directory, file or hub id" in inspect.getdoc(ropext.plan)

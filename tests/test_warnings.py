@@ -27,6 +27,7 @@ MADE_IN = {
     "files/schemes/warnings.py": [row.__name__ for row in of_schemes.TABLES],
     "files/inspecting/model.py": ("_again",),
     "evaluation/documents.py": ("_corpus_warnings",),
+    "evaluation/corpus/encoding.py": ("unknown",),
     "evaluation/lineup.py": ("overlaps_of",),
     "results/rundir.py": ("unlisted",),
     "training/judge.py": ("few",),

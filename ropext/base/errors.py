@@ -5,7 +5,7 @@ A bug is never one of these; it keeps its traceback.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 def listed(words: Sequence[str]) -> str:
@@ -39,6 +39,10 @@ class RopextError(Exception):
 
     exit_code = 2
 
+    def reword(self, reworded: Callable[[str], str]) -> None:
+        """Change the sentence."""
+        self.args = (reworded(str(self)),)
+
 
 class UsageError(RopextError, ValueError):
     """Options or recipe values that do not fit together or are outside their range.
@@ -59,6 +63,9 @@ class ConfigError(InputError):
         super().__init__(sentence, source)
         self.sentence = sentence
         self.source = source
+
+    def reword(self, reworded: Callable[[str], str]) -> None:
+        self.sentence = reworded(self.sentence)
 
     def __str__(self) -> str:
         return f"{self.source}: {self.sentence}"

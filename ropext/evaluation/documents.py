@@ -84,6 +84,8 @@ def settle_documents(
             _check_target(lineup, corpus, grid)
         warnings += unread_files(source_of(options, words))
         warnings += _corpus_warnings(corpus, grid, options.split_documents)
+        if unknown := encoder.unknown(corpus.documents):
+            warnings.append(unknown)
         grid = corpus.lengths
     beyond = [length for length in grid if length > lineup.limit]
     if beyond:

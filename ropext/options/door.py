@@ -13,7 +13,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 from pydantic.fields import FieldInfo
 
-from ropext.base.errors import UsageError, did_you_mean
+from ropext.base.errors import RopextError, UsageError, did_you_mean
 from ropext.options.extend import Reach, Writing
 from ropext.options.fields import (
     PLACE_ROLES,
@@ -144,13 +144,18 @@ ARGUMENTS = {
 }
 
 
-def public(*kinds: type[Options]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator for a function that takes the fields of these classes as `**options`. It
-    puts the fields into the signature and the help, and refuses unknown names and unfit arguments.
+def public(
+    *kinds: type[Options], without: Sequence[str] = (), model: str = ""
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator for a function that takes the fields of these classes as `**options`,
+    `without` those that mean nothing to it.
+
+    It puts the fields into the signature and the help, and refuses unknown names and unfit
+    arguments. `model` is the help of the argument of that name, if it takes another kind than most.
     """
 
     def door(function: Callable[P, R]) -> Callable[P, R]:
-        shown = _signature(function, kinds)
+        shown = _signature(function, kinds, without)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -163,7 +168,7 @@ def public(*kinds: type[Options]) -> Callable[[Callable[P, R]], Callable[P, R]]:
             return function(*args, **given)  # type: ignore[arg-type]
 
         call.__signature__ = shown  # type: ignore[attr-defined]
-        call.__doc__ = f"{inspect.getdoc(function)}\n\n{_lines(shown, kinds)}\n"
+        call.__doc__ = f"{inspect.getdoc(function)}\n\n{_lines(shown, kinds, model)}\n"
         return call
 
     return door
@@ -177,7 +182,9 @@ def fields_of(kinds: Iterable[type[Options]]) -> dict[str, FieldInfo]:
     return fields
 
 
-def _signature(function: Callable[..., object], kinds: Sequence[type[Options]]) -> Signature:
+def _signature(
+    function: Callable[..., object], kinds: Sequence[type[Options]], without: Sequence[str]
+) -> Signature:
     """Return a function's signature with each option in the place of `**options`. A function as a
     default becomes None, since its text would be an address."""
     stated = inspect.signature(function)
@@ -190,7 +197,7 @@ def _signature(function: Callable[..., object], kinds: Sequence[type[Options]]) 
             parameter = parameter.replace(default=None, annotation=annotation)
         parameters[name] = parameter
     for name, info in fields_of(kinds).items():
-        if name not in parameters:
+        if name not in parameters and name not in without:
             kind = Parameter.KEYWORD_ONLY
             annotation = python_type(info)
             parameters[name] = Parameter(name, kind, default=info.default, annotation=annotation)
@@ -223,12 +230,14 @@ def python_type(info: FieldInfo) -> object:
     return kind
 
 
-def _lines(shown: Signature, kinds: Sequence[type[Options]]) -> str:
+def _lines(shown: Signature, kinds: Sequence[type[Options]], model: str) -> str:
     """Return the help of the arguments, one line for each."""
     fields = fields_of((Reach, Writing, *kinds))
     lines = ["Arguments:"]
     for name in shown.parameters:
-        if name in ARGUMENTS and name not in fields_of(kinds):
+        if name == "model" and model:
+            line = model
+        elif name in ARGUMENTS and name not in fields_of(kinds):
             line = ARGUMENTS[name].line
         else:
             line = in_python(str(fields[name].description))
@@ -241,8 +250,76 @@ def in_python(text: str) -> str:
     return re.sub(r"--([a-z][a-z-]*)", lambda match: _named(match[1]), text)
 
 
+def worded_for_python(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a public function as a caller in Python gets it: errors and narration name arguments
+    in place of flags."""
+    parameters = inspect.signature(function).parameters
+
+    def reworded(sentence: str) -> str:
+        return in_call(sentence, parameters)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        say = kwargs.get("say")
+        if callable(say):
+            kwargs["say"] = lambda sentence: say(reworded(sentence))
+        try:
+            return function(*args, **kwargs)
+        except RopextError as error:
+            error.reword(reworded)
+            raise
+
+    return call
+
+
+# Commands in a message; they keep their flags.
+_COMMAND = re.compile(
+    r"(`[^`]*`|\bropext (?:compare|demo|eval|extend|finetune|fit|inspect|methods|plan|push|recipes"
+    r"|run|serve|verify)\b[^;)]*)"
+)
+# A flag with its value, if what follows is one: a placeholder, a number, or the last word of a
+# clause.
+_WORD = r"[a-z][\w./-]*"
+_VALUE = rf"[A-Z][A-Z_]*\b|\d(?:[\w.,]*\w)?|{_WORD}(?:,{_WORD})*(?=[,;:)]|$| --)"
+_FLAG = rf"(--[a-z][a-z-]*|-o)\b(?: ({_VALUE}))?"
+_FLAGS = re.compile(rf"(?<![\w-]){_FLAG}(?: {_FLAG})*")
+
+
+def in_call(text: str, parameters: Mapping[str, Parameter]) -> str:
+    """Write the flags in a message as arguments of a function with these parameters."""
+
+    def written(match: re.Match[str]) -> str:
+        given = list[str]()
+        for flag, value in re.findall(_FLAG, match[0]):
+            given.append(_argument(flag, value, parameters))
+        return ", ".join(given)
+
+    parts = _COMMAND.split(text)  # every second one is a command
+    for place in range(0, len(parts), 2):
+        parts[place] = _FLAGS.sub(written, parts[place])
+    return "".join(parts)
+
+
+def _argument(flag: str, value: str, parameters: Mapping[str, Parameter]) -> str:
+    """Write one flag, with its value if it has one, as an argument."""
+    name = _named(flag.lstrip("-"))
+    if name not in parameters:
+        return f"{flag} {value}".rstrip()
+    if isinstance(parameters[name].default, bool):
+        return f"{name}=True {value}".rstrip()
+    if not value:
+        return name
+    is_literal = value.isupper() or re.fullmatch(r"\d+(\.\d+)?", value)
+    return f"{name}={value}" if is_literal else f'{name}="{value}"'
+
+
+# Arguments whose flags have another name.
+_RENAMED = {"fail_if": "gates", "from": "begin", "o": "output"}
+
+
 def _named(word: str) -> str:
     name = word.replace("-", "_")
+    name = _RENAMED.get(name, name)
     for option in ("for_loaders", "evaluate"):
         if spelled(option) == name:
             return option

@@ -123,6 +123,12 @@ class TrainingOptions(Options):
         "seed of rows, questions, LoRA and dropout",
         panel=Panel.DATA,
     )
+    data_seed: Seed | None = wanted(
+        None,
+        "seed of the documents that are held out, and of the questions and intervals about them; "
+        "with one, tables of several --seed have the same documents [--seed]",
+        panel=Panel.DATA,
+    )
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "fp32", "bf16"], DtypeName] = wanted(
         "auto",
         "type of the frozen weights",
@@ -148,6 +154,11 @@ class TrainingOptions(Options):
         "how the weights get to OUT",
         panel=Panel.OUTPUT,
     )
+
+    @property
+    def held_out_seed(self) -> int:
+        """Return the seed of the documents that judge."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     @model_validator(mode="after")
     def _strategy(self) -> Self:

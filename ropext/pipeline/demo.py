@@ -132,8 +132,8 @@ class Demo:
 
 def run(folder: Path, full: bool = False, say: Say = no_messages, show: Show = no_progress) -> Demo:
     """Do the unfinished steps, judge the gates, and write the report."""
-    import ropext
     from ropext.pipeline import job, running
+    from ropext.pipeline.public import evaluate
 
     words: tuple[str, ...] = ()
     methods = METHODS
@@ -154,7 +154,7 @@ def run(folder: Path, full: bool = False, say: Say = no_messages, show: Show = n
             say("[1/2] Extend with YaRN and verify it, fine-tune it, evaluate it next to the base.")
             running.run(recipe, folder / "out", Call(Hooks(say, show), tuple(calls[0])))
             say(f"[2/2] Evaluate {', '.join(methods)} in memory, on the same tokens.")
-            ropext.evaluate(MODEL, folder / "methods", say=say, show=show, **reading)
+            evaluate(MODEL, folder / "methods", say=say, show=show, **reading)
         measured, numbers = read_models(folder)
         gates = judge(folder)
         steps = recipe.finetuning().steps

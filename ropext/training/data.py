@@ -56,7 +56,7 @@ class TrainingData:
     longest: int = 0  # tokens
     trained: Trained = NO_DOCUMENTS  # all data that the result is trained on, for its record
     kept_out: int = 0  # documents that gave a verdict
-    unread: tuple[str, ...] = ()  # notes on files that are not read
+    notes: tuple[str, ...] = ()  # warnings about files that are not read, and unknown tokens
 
     @property
     def tokens(self) -> int:
@@ -86,7 +86,10 @@ def read(
     row = 1 if options.packing == "glued" else division.row
     division = replace(division, row=row, streamed=place.is_streamed)
     divided = divide(corpus.texts_of(place, encoder, division.target), encoder, division)
-    return replace(divided, unread=tuple(corpus.unread_files(place)))
+    notes = corpus.unread_files(place)
+    if unknown := encoder.unknown(divided.documents or divided.held_out):
+        notes.append(unknown)
+    return replace(divided, notes=tuple(notes))
 
 
 class _Parts:

@@ -78,7 +78,7 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
         )
     vocabulary = text_part(origin.snapshot.config, origin.path).get("vocab_size")
     encoder = corpus.DocumentEncoder(
-        load_tokenizer(origin.snapshot, False), vocabulary, options.seed
+        load_tokenizer(origin.snapshot, False), vocabulary, options.held_out_seed
     )
     learning: Learning = NEXT_TOKEN_LEARNING
     if origin.masked:
@@ -100,7 +100,9 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
     reads = None
     if judging and not processes.is_fsdp():
         lengths = (record.context, record.target)
-        reads = data.judge_of(judging, lengths, options.seed, prediction=learning.prediction)
+        reads = data.judge_of(
+            judging, lengths, options.held_out_seed, prediction=learning.prediction
+        )
     amount = defaults.Amount(
         rows_in(documents, strategy), processes.readers(), data.tokens_of(reads)
     )
@@ -156,7 +158,7 @@ class AdapterObjective(Objective[Finetuned]):
         if origin.table is not None and options.train != "lora":
             self.new_rows = NewRows(origin.table)
         self.title = f"{origin.history}, strategy {options.strategy}, packing {options.packing}"
-        self.remarks = list(training.data.unread)
+        self.remarks = list(training.data.notes)
         if self.why_no_judge:
             self.remarks.append(f"not evaluated: {self.why_no_judge}")
         if self.settings.is_open:
@@ -240,7 +242,7 @@ class AdapterObjective(Objective[Finetuned]):
                 f"{self.snapshot.name} is {self.origin.history}: the base is these weights without "
                 "that scaling"
             )
-        for sentence in training.learning.notes + training.data.unread:
+        for sentence in training.learning.notes + training.data.notes:
             self.note(sentence)
         if lineage := training.lineage(training.overlap_before):
             self.note(lineage)

@@ -56,14 +56,14 @@ def prepare(
     beyond = plan.main.rope.spectrum.short_context or 0
     strategy = strategy_of(options, length, plan.target, beyond)
     encoder = corpus.DocumentEncoder(
-        load_tokenizer(snapshot, False), plan.model.vocab_size, options.seed
+        load_tokenizer(snapshot, False), plan.model.vocab_size, options.held_out_seed
     )
     enough = max(options.steps * max(options.batch_tokens, plan.target), FEWEST * plan.target)
     record = read_record(snapshot.directory)
     read = data.read_for_fit(source, options, encoder, plan.target, enough, trained_in(record))
     posed = _questions(encoder, read, options, plan, strategy)
     notes = list(posed.why_none)
-    notes += read.unread
+    notes += read.notes
     if warning := few(read.held_out):
         notes.append(warning)
     if options.packing == "glued":
@@ -82,7 +82,7 @@ def prepare(
         data=read,
         encoder=encoder,
         rows=Rows(read.documents, strategy, count, options.seed, posed.drawn, far_half=True),
-        judge=judge_of(read.held_out, (plan.context, plan.target), options.seed, encoder.bos),
+        judge=judge_of(read.held_out, (plan.context, plan.target), encoder.seed, encoder.bos),
         chooses_step=True,
     )
     return SpectrumObjective(training, options, starts, posed.asked, notes)

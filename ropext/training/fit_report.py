@@ -18,7 +18,7 @@ from ropext.training.report import (
 from ropext.training.result import Fitted
 
 # Options, and facts of the result, that the record repeats.
-FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "strategy")
+FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "data_seed", "strategy")
 FIT_FACTS = ("kept", "reason", "start", "step", "tokens", "change")
 
 

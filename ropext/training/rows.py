@@ -357,7 +357,12 @@ class FitQuestions:
         items = list[Item]()
         for index in range(-(-count // len(DEPTHS))):
             items += task.build(
-                self.encoder, around, length=room, depths=DEPTHS, index=index, seed=self.seed
+                self.encoder,
+                around,
+                length=room,
+                depths=DEPTHS,
+                index=index,
+                seed=self.encoder.seed,
             )
         return items[:count]
 

@@ -34,6 +34,7 @@ TUNED_BY = (
     "retrieval_share",
     "keep_short",
     "seed",
+    "data_seed",
 )
 
 

@@ -363,7 +363,7 @@ def test_a_bug_keeps_its_traceback_and_exits_1(llama):
 
 
 def test_a_text_in_the_place_of_documents_is_refused_in_a_sentence():
-    with pytest.raises(UsageError, match=r"--data names documents, and in Python a list holds"):
+    with pytest.raises(UsageError, match=r"; data names documents, and in Python a list holds"):
         evaluate("ropext://demo", data="a text " * 300)
 
 

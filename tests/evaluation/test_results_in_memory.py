@@ -3,8 +3,11 @@
 import shutil
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import ropext
+from ropext.base.bundled import MODELS
 from ropext.base.errors import GateFailed, UsageError
 from ropext.results.gates import parse_gate
 
@@ -79,6 +82,33 @@ def test_the_result_has_the_verdicts_of_its_gates(yarn, pi):
         True,
         False,
     ]
+
+
+def words_alone(words):
+    """A tokenizer that knows these words and nothing else."""
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", *words])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]")
+
+
+def test_a_tokenizer_that_does_not_know_the_text_gets_a_warning():
+    model = AutoModelForCausalLM.from_pretrained(MODELS["ropext://demo"])
+    given = {
+        "data": [f"fox{n} " + "the fox and the dog " * 100 for n in range(8)],
+        "lengths": [256],
+        "max_docs": 8,
+    }
+    for words, share in (
+        (["fox"], "80%"),
+        (["the", "fox", "and"], "20%"),
+        (["fox", "the", "and", "dog"], ""),
+    ):
+        heard = []
+        done = ropext.evaluate(model, tokenizer=words_alone(words), say=heard.append, **given)
+        found = [line for line in done.facts.warnings if line.startswith("[unknown-tokens]")]
+        assert [line.split()[1] for line in found] == ([share] if share else [])
+        assert sum("[unknown-tokens]" in line for line in heard) == len(found)
 
 
 @pytest.mark.parametrize("label", ["yarn-2x", "a b", "x"])

@@ -355,7 +355,7 @@ def test_split_files_stay_apart(base, tmp_path, capsys):
         path = tmp_path / f"m-0000{number + 1}-of-00002.gguf"
         making.write(path, metadata=meta, general=split, data=data, tokens=0)
     first = tmp_path / "m-00001-of-00002.gguf"
-    with pytest.raises(UsageError, match="-o DIR"):
+    with pytest.raises(UsageError, match="output=DIR"):
         extend(first, tmp_path / "long.gguf")
     done = extend(first, tmp_path / "out", method="llama3", link="hard")
     out = tmp_path / "out" / first.name
@@ -572,7 +572,7 @@ def test_never_in_place_and_never_over_another_file(base, tmp_path):
         with pytest.raises(UsageError, match="is the input itself"):
             extend(base, base, force=force)
     (tmp_path / "there.gguf").write_text("mine")
-    with pytest.raises(OutputExists, match="--force replaces"):
+    with pytest.raises(OutputExists, match="force=True replaces"):
         extend(base, tmp_path / "there.gguf")
     with pytest.raises(OutputExists, match="not marked as written by ropext"):
         extend(base, tmp_path / "there.gguf", force=True)

@@ -89,6 +89,45 @@ def test_the_documents_held_out_are_those_of_a_fit_whatever_the_steps(extended, 
     assert {own.name for own in fitted.judge.documents} == found[0]
 
 
+def test_with_one_data_seed_several_seeds_have_the_same_documents_and_the_same_base(
+    extended, base, stories, tmp_path
+):
+    def drawn(kind, model, **options):
+        training = count_training(kind, model, str(stories), **options).training
+        held = [own.name for own in training.judge.documents]
+        return held, [row.ids.tolist() for row in training.rows[0:2]]
+
+    one, other, moved = (
+        drawn("finetune", extended, **RUN, seed=seed, data_seed=data)
+        for seed, data in ((0, None), (1, 0), (1, None))
+    )
+    assert one[0] == other[0] != moved[0]
+    assert one[1] != other[1]
+    few = {"factor": 4, "steps": 2, "held_out": 3, "retrieval_items": 0}
+    one, other, moved = (
+        drawn("fit", base, **few, seed=seed, data_seed=data)
+        for seed, data in ((0, None), (1, 0), (1, None))
+    )
+    assert one[0] == other[0] != moved[0]
+    assert one[1] != other[1]
+    short = RUN | {"steps": 1, "save_every": None}
+    bases, tuned = [], []
+    for seed in (1, 2):
+        done = train(
+            "finetune",
+            extended,
+            str(stories),
+            tmp_path / str(seed),
+            **short,
+            seed=seed,
+            data_seed=0,
+        )
+        bases.append(values_json(done.numbers["base"]))
+        tuned.append(values_json(done.numbers["tuned"]))
+    assert bases[0] == bases[1]
+    assert tuned[0] != tuned[1]
+
+
 def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(stories.read_text().splitlines()[:3]))

@@ -101,6 +101,7 @@ NO_BYTES = np.empty(0, np.int32)
 # Characters encoded at first for each wanted token; a document that gives fewer tokens gets more.
 CHARACTERS_PER_TOKEN = 8
 # An example answer, to see what text a chat template puts in front of an answer.
+MANY_UNKNOWN = 0.1  # share of unknown tokens from which a warning is printed
 ANSWER = "ropext-answer"
 # Tokens near the end of a cut text may differ from the tokens of the whole text.
 CUT_MARGIN = 16
@@ -263,6 +264,21 @@ class DocumentEncoder:
             return str(ask("render", question))
         except (ValueError, TimeoutError) as error:
             raise InputError(f"the tokenizer's chat template fails: {error}") from None
+
+    def unknown(self, documents: Iterable[Document]) -> str | None:
+        """Return a warning if many tokens of the documents are the unknown token."""
+        token = self.tokenizer.unk_token_id
+        parts = [document.ids for document in documents]
+        if token is None or not parts:
+            return None
+        share = float(np.mean(np.concatenate(parts) == token))
+        if share < MANY_UNKNOWN:
+            return None
+        return (
+            f"[unknown-tokens] {share:.0%} of the documents' tokens are the unknown token "
+            f"{self.tokenizer.unk_token!r}: the tokenizer does not know this text, or is another "
+            "model's, so no number over it says how the model reads"
+        )
 
     def key(self, text: str) -> str:
         """Hash the text, salted with the seed; this hash decides which documents ropext takes."""

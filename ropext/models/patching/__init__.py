@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model")
 
 # State of the model in memory, not of the scheme that the config describes.
+LOADED = "model of transformers in memory, or a model of PEFT around one"  # help of an argument
 RUNTIME = {"architectures", "dtype", "quantization_config", "transformers_version", "use_cache"}
 PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionType)
 PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
@@ -279,7 +280,7 @@ def original_of(live: "PreTrainedModel") -> dict[str, Json]:
     return config
 
 
-@public(SelfExtend, Extend)
+@public(SelfExtend, Extend, without=("finetune",), model=LOADED)
 def patch(
     model: Model,
     *,

@@ -23,7 +23,14 @@ from ropext.files.checkpoint.tokenizer import (
 )
 from ropext.files.checkpoint.weights import WeightFile, identify_weights
 from ropext.files.checkpoint.writing import WriteOptions, write, write_texts
-from ropext.models.patching import base_model, changed_since_patch, name_of, original_of, plan_in
+from ropext.models.patching import (
+    LOADED,
+    base_model,
+    changed_since_patch,
+    name_of,
+    original_of,
+    plan_in,
+)
 from ropext.options.door import public
 from ropext.options.extend import Writing
 from ropext.planning import ExtensionPlan
@@ -110,7 +117,7 @@ def _clear_truncation(path: Path) -> None:
     capped.unlink()
 
 
-@public()
+@public(model=LOADED)
 def save(
     model: Any,
     directory: str | os.PathLike[str],
