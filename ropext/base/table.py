@@ -295,16 +295,16 @@ def as_latex(tables: Iterable[Table]) -> str:
 
 
 def _latex_row(row: Sequence[str]) -> str:
-    return " & ".join(map(_latex, row)) + r" \\"
+    text = " & ".join(map(_latex, row)) + r" \\"
+    # A bracket after the `\\` of the row before would be its argument.
+    return f"{{}}{text}" if text.startswith("[") else text
 
 
-# What LaTeX would obey, and the signs of numbers. A bracket after `\\` would be its argument.
+# What LaTeX would obey, and the signs of numbers.
 LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    "[": "{[}",
-    "]": "{]}",
     "±": r"$\pm$",
     "…": r"\dots{}",
     "<": "$<$",

@@ -14,7 +14,7 @@ from gguf_files import making
 
 import ropext
 from ropext.base import bundled, guard
-from ropext.base.errors import InputError, NotExpressible, UsageError
+from ropext.base.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.base.narration import NOBODY
 from ropext.evaluation import request
 from ropext.files.checkpoint import staging
@@ -76,6 +76,18 @@ def test_a_scaled_file_is_measured_as_its_directory(models, tmp_path, options):
     assert one == pytest.approx(two, rel=1e-5)
     untouched = tails(file)["untouched"]
     assert abs(untouched / one["extended"] - 1) > 0.05
+
+
+def test_a_model_that_transformers_loaded_from_a_file_is_saved_in_no_directory(models, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    file = models[1]
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    with pytest.raises(
+        UnsupportedModel, match=r"does not write a model .* from gguf weights; extend"
+    ):
+        ropext.save(ropext.patch(model, factor=2), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_documents_of_a_file_are_prepared_once(models, monkeypatch):

@@ -138,7 +138,7 @@ def test_a_latex_table_is_of_plain_tabular_and_booktabs():
         r"\midrule",
         r"a\_b \& \#1 \{\$x\$\} \textasciitilde{}\textasciicircum{}\textbackslash{} & "
         r"$-$1.5 $\pm$0.1 \\",
-        r"{[}seen{]} & - \\",
+        r"{}[seen] & - \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]

@@ -138,6 +138,7 @@ def save(
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
     if made.uncarried:
         raise UnsupportedModel(made.uncarried)
+    _check_quantised(live)
     _check_finite(model)
 
     def prove(folder: Path) -> JsonObject:
@@ -155,6 +156,18 @@ def save(
     record = replace(record, more=dict(record.more) | {SAVED: True})
     source = MemorySource(model, made.config, prove, card, tokenizer)
     return write(source, output, record, WriteOptions(no_verify=no_verify)).output
+
+
+def _check_quantised(live: "PreTrainedModel") -> None:
+    """Raise UnsupportedModel if transformers cannot write the weights as they were loaded."""
+    quantizer = getattr(live, "hf_quantizer", None)
+    if quantizer is None or quantizer.is_serializable():
+        return
+    kind = quantizer.quantization_config.quant_method
+    raise UnsupportedModel(
+        f"transformers does not write a model that it loaded from {getattr(kind, 'value', kind)} "
+        "weights; extend the file itself (ropext.extend), or load the weights before quantisation"
+    )
 
 
 def _card_of(
