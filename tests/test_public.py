@@ -245,7 +245,7 @@ def test_a_message_names_arguments_in_place_of_flags(sentence, worded):
 
 
 def test_errors_and_narration_from_python_name_arguments(tmp_path, capsys):
-    with pytest.raises(UsageError, match=r"^factor must be .*above 1 and at most 4096, was 1$"):
+    with pytest.raises(UsageError, match=r"^factor must be .*above 1 and at most 4096, was 1.0$"):
         ropext.plan("ropext://demo", factor=1)
     with pytest.raises(UsageError, match="did you mean gates"):
         ropext.evaluate("ropext://demo", fail_if=["x"])

@@ -95,7 +95,7 @@ def test_with_one_data_seed_several_seeds_have_the_same_documents_and_the_same_b
     def drawn(kind, model, **options):
         training = count_training(kind, model, str(stories), **options).training
         held = [own.name for own in training.judge.documents]
-        return held, [row.ids.tolist() for row in training.rows[0:2]]
+        return held, [training.rows[number].ids.tolist() for number in (0, 1)]
 
     one, other, moved = (
         drawn("finetune", extended, **RUN, seed=seed, data_seed=data)
