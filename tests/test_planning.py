@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import suppress
 
 import configs
+import numpy as np
 import pytest
 
 import ropext
@@ -382,6 +383,32 @@ def test_ntk_needs_more_than_one_pair():
     with pytest.raises(UsageError, match="rotary dim of 2"):
         plan(tiny, method="ntk")
     assert plan(tiny, method="pi").main.params["rope_type"] == "linear"
+
+
+def test_float32_angles_are_off_by_what_the_plan_states_and_more():
+    """In the float32 of transformers' and ggml's formulas."""
+    target, dim, theta = 2**20, 128, configs.LLAMA["rope_theta"]
+    pairs = np.arange(0, dim, 2)
+    exact = theta ** (-pairs / dim)
+    stock = (1 / np.float32(theta) ** (pairs.astype(np.float32) / np.float32(dim))).astype(
+        np.float32
+    )
+    step = np.float32(theta) ** np.float32(-2 / dim)
+    stated = target * 2.0**-25
+    positions = np.arange(target - 500, target)
+    angles = np.float32(positions)[:, None] * stock
+    ggml = [positions.astype(np.float32)]
+    for _ in pairs[1:]:
+        ggml.append(ggml[-1] * step)
+    wanted = positions[:, None] * exact
+    assert np.abs(angles.astype(float) - wanted).max() > stated
+    assert np.abs(np.stack(ggml, 1).astype(float) - wanted).max() > stated
+    (said,) = [
+        one
+        for one in plan(configs.LLAMA, factor=None, target=target).warnings
+        if "[float32]" in one
+    ]
+    assert f"in transformers are off by {stated:.1e} rad and more" in said
 
 
 def test_the_attention_factor_of_longropes_code_is_printed():

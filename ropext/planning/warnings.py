@@ -11,8 +11,8 @@ from ropext.families.loaders import WRONG, newest
 from ropext.planning.measured import farther
 from ropext.planning.plan import ASKED_UNTRAINED, FAR_UNTRAINED, Plan, too_far, why_unfolded
 
-# Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
-# pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
+# Angles are float32 in transformers and in llama.cpp: position * 2^-25 radians of rounding on the
+# fast pairs, and more as the frequencies are rounded, too. From here on the error passes 1e-2.
 FLOAT32_MATTERS = 2**18
 EVEN_SO = "; extend needs --even-so, or --length-only, which raises only the stated length"
 # vLLM 0.32 and 0.33 build these with a table of one position a token; of every other mRoPE they
@@ -194,9 +194,10 @@ def softmax(plan: Plan) -> str:
 def float32(plan: Plan) -> str:
     if plan.target <= FLOAT32_MATTERS:
         return ""
+    program = "transformers" if plan.carrier.in_transformers else "llama.cpp"
     return (
-        f"[float32] at {plan.target} tokens the float32 angles in transformers are off by up to "
-        f"{plan.target * 2.0**-25:.1e} rad on the fastest rotary pair"
+        f"[float32] at {plan.target} tokens the float32 angles in {program} are off by "
+        f"{plan.target * 2.0**-25:.1e} rad and more on the fast rotary pairs"
     )
 
 
