@@ -197,7 +197,7 @@ def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) 
     from ropext.results.report.ranking import ranking_text
 
     chosen = Recommendation(ranked.ranking.taken, False, "by the measurement below")
-    plan = replace(plan, advised=chosen)
+    plan = replace(plan, advised=chosen, is_measured=True)
     mark = ranked.overlap.mark if ranked.overlap else ""
     body = ranking_text(ranked.ranking, ranked.plans, ranked.left_out, mark)
     out.result(f"{_shown(plan, details)}\n\n{body}", plan.to_json() | {"measured": ranked})

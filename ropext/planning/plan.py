@@ -287,6 +287,7 @@ class Plan(ExtensionPlan):
     # Tokens that the weights were trained on, if a record states that it reads further untrained.
     trained: int | None = None
     is_quantised: bool = False  # its weights are packed
+    is_measured: bool = False  # on the user's own documents
     # The command that extends it from the original, if its record says that nothing was trained
     # since it was extended.
     in_one_step: str = ""
@@ -333,7 +334,7 @@ class Plan(ExtensionPlan):
 
     @property
     def measured(self) -> str:
-        if not 1 < self.untrained_factor < FAR_UNTRAINED or self.obstacles:
+        if not 1 < self.untrained_factor < FAR_UNTRAINED or self.obstacles or self.is_measured:
             return ""
         return twofold(self.name, self.model, self.method)
 
