@@ -138,7 +138,7 @@ def _own(wish: Wish, task: OwnTask, count: Count) -> Iterator[list[Question] | s
         else:
             yield [replace(question, length=length, room=room, counted=counted)]
     if sizes:
-        yield too_long(task, sizes, len(wish.own[task]), wish.lengths[-1])
+        yield too_long(task, sizes, wish.own[task], wish.lengths[-1])
 
 
 def _built(wish: Wish, count: Count, task: str, wanted: Request) -> list[Question]:

@@ -10,6 +10,7 @@ from ropext.files.checkpoint.provenance import installed
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND
 from ropext.options.recipe import PLAN
+from ropext.options.tasks import OwnTask
 from ropext.pipeline.extending import warned, write_extension
 from ropext.pipeline.stage import CheckpointStage, Stage
 from ropext.pipeline.training_stages import FinetuneStage, FitStage
@@ -146,7 +147,11 @@ class EvaluateStage(Stage):
         lengths = options.lengths or doubling_grid(work.plan.context, work.plan.target)
         what = [f"at most {options.max_docs} documents"] if options.data else []
         questions = "1 question" if options.items == 1 else f"{options.items} questions"
-        what += [f"{questions} of {task} at each depth" for task in options.tasks]
+        for task in options.tasks:
+            if isinstance(task, OwnTask):
+                what.append(f"the questions of {task.source_name}")
+            else:
+                what.append(f"{questions} of {task} at each depth")
         sentence = f"{', '.join(what)}; at {lengths_text(lengths)}; by {', '.join(work.labels)}"
         return {"what": sentence, "lengths": list(lengths), "models": list(work.labels)}
 

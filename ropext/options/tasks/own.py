@@ -295,12 +295,16 @@ def haystacks_of(questions: Sequence[OwnQuestion]) -> list[int]:
     return firsts
 
 
-def too_long(task: OwnTask, sizes: Sequence[int], count: int, longest: int) -> str:
+def too_long(
+    task: OwnTask, sizes: Sequence[int], questions: Sequence[OwnQuestion], longest: int
+) -> str:
     """Say how many of a task's questions fit no length, with their size."""
+    limit = f"and the longest of --lengths is {length_text(longest)}"
+    if questions[0].is_made_for:
+        limit = "more than the length that the function made them for"
     return (
-        f"{len(sizes)} of {count} questions of {task} are left out: they take up to "
-        f"{max(sizes):,} tokens, more than the length that they were made for or the longest of "
-        f"--lengths, {length_text(longest)}; ropext never truncates them"
+        f"{len(sizes)} of {len(questions)} questions of {task} are left out: they take up to "
+        f"{max(sizes):,} tokens, {limit}; ropext never truncates them"
     )
 
 
@@ -344,7 +348,7 @@ def own_items(
         groups.append((item,))
     if not left_out:
         return groups, []
-    sentence = too_long(task, left_out, len(questions), lengths[-1])
+    sentence = too_long(task, left_out, questions, lengths[-1])
     if not groups:
         raise UsageError(sentence)
     return groups, [f"[left-out] {sentence}"]
