@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from json_schema import check_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -49,6 +50,7 @@ def test_a_label_decides_no_number_and_a_finished_run_is_not_measured_again(kept
     assert list(named.models) == ["base", "untouched", "PI"]
     assert named.values("PI") == kept.values("pi-2x")
     assert named.key == kept.key
+    check_file(run / "results.json")
 
 
 @pytest.mark.parametrize(
