@@ -234,6 +234,7 @@ ALL = {word: shown for name in NAMES for word, shown in SHOWN[name].items()}
         ("--fail-if 'x' is not a gate", "gates 'x' is not a gate"),
         ("texts (--data) is in out (--output)", "texts (data) is in out (output)"),
         ("--lengths 4k: read", 'lengths="4k": read'),
+        ("--data texts:1 is empty", "data texts:1 is empty"),
         # What is no argument of the function, a command, and a name with dashes stay.
         ("llama-server --rope-scaling yarn", "llama-server --rope-scaling yarn"),
         ("run ropext eval OUT --data X; or --force", "run ropext eval OUT --data X; or force=True"),

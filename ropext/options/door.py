@@ -280,7 +280,7 @@ _COMMAND = re.compile(
 # A flag with its value, if what follows is one: a placeholder, a number, or the last word of a
 # clause.
 _WORD = r"[a-z][\w./-]*"
-_VALUE = rf"[A-Z][A-Z_]*\b|\d(?:[\w.,]*\w)?|{_WORD}(?:,{_WORD})*(?=[,;:)]|$| --)"
+_VALUE = rf"[A-Z][A-Z_]*\b|\d(?:[\w.,]*\w)?|{_WORD}(?:,{_WORD})*(?=[,;)]|: |:?$| --)"
 _FLAG = rf"(--[a-z][a-z-]*|-o)\b(?: ({_VALUE}))?"
 _FLAGS = re.compile(rf"(?<![\w-]){_FLAG}(?: {_FLAG})*")
 

@@ -383,7 +383,12 @@ class Options(BaseModel):
     if not TYPE_CHECKING:
 
         def __init__(self, **values: object) -> None:
-            given = {name: value for name, value in values.items() if value is not None}
+            given = dict[str, object]()
+            for name, value in values.items():
+                if hasattr(value, "dtype") and hasattr(value, "tolist"):
+                    value = value.tolist()  # numbers and arrays of numpy and pandas
+                if value is not None:
+                    given[name] = value
             try:
                 super().__init__(**given)
             except ValidationError as error:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ropext.base.jsontext import Json
 from ropext.base.table import Table, with_rows
+from ropext.options.door import worded_for_python
 from ropext.results import rundir
 from ropext.results.gates import Gate, Outcome, as_gates
 from ropext.results.measurement import Measurement
@@ -34,6 +35,7 @@ class Evaluated(Result, Measurement):
             gates,
         )
 
+    @worded_for_python
     def judge(self, gates: Sequence[str | Gate]) -> list[Outcome]:
         """Return the verdicts of other gates on these numbers."""
         return rundir.judge(self, as_gates(gates))

@@ -148,7 +148,13 @@ class Measurement:
 
     def only(self, label: str, name: str = "") -> "Measurement":
         """Return one of the models alone, under a name."""
-        return replace(self, models={name or label: self.models[label]})
+        return replace(self, models={name or label: self.model(label)})
+
+    def model(self, label: str) -> MeasuredModel:
+        """Return a model; refuse a label that does not exist."""
+        if label not in self.models:
+            raise UsageError(f"there is no model {label!r}; there are {', '.join(self.models)}")
+        return self.models[label]
 
     def without(self, tasks: Collection[str]) -> "Measurement":
         """Return the measurement without the answers of some tasks."""
@@ -164,7 +170,7 @@ class Measurement:
 
     def values(self, label: str) -> dict[str, Value]:
         """Return every number of one model on text, then by retrieval."""
-        model = self.models[label]
+        model = self.model(label)
         if model.numbers is not None:
             return dict(model.numbers.metrics)
         values = dict[str, Value]()

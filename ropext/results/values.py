@@ -13,6 +13,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from ropext.base.errors import UsageError
 from ropext.base.jsontext import HIDDEN, Number
 
 Floats = npt.NDArray[np.float64]
@@ -196,6 +197,11 @@ class Bootstrap:
         """
         top = np.asarray(sums, np.float64)
         bottom = np.asarray(counts, np.float64)
+        if top.ndim != 1 or top.shape != bottom.shape:
+            raise UsageError(
+                "sums and counts are two lists with a number for each document, were of shapes "
+                f"{top.shape} and {bottom.shape}"
+            )
         top = top[bottom > 0]
         bottom = bottom[bottom > 0]
         if not len(top):

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 from json_schema import check_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -9,12 +10,16 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import ropext
 from ropext.base.bundled import MODELS
-from ropext.base.errors import GateFailed, UsageError
+from ropext.base.errors import GateFailed, RopextError, UsageError
 from ropext.results.gates import parse_gate
 
 GIVEN = {"data": "ropext://held-out", "lengths": [256, 512], "max_docs": 2, "factor": 2}
 OWN = {"yarn-2x": "YaRN (ours)"}
 GATES = ["tail@512.value < 0", "YaRN (ours):tail@512.value > 0"]
+
+
+def evaluate_demo(documents):
+    return ropext.evaluate("ropext://demo", data=documents)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +89,35 @@ def test_the_result_has_the_verdicts_of_its_gates(yarn, pi):
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (lambda done: done.values("x"), r"^there is no model 'x'; there are base, untouched, YaRN"),
+        (lambda done: done.difference("x", done), "no model 'x'"),
+        (lambda done: done.judge("tail@512 < 3"), "^gates are a list of texts, was 'tail@512 < 3'"),
+        (lambda done: done.judge([3]), "^gates '3' is not a gate; write METRIC"),
+        (lambda done: ropext.compare([done]), "a path is a text or .*, not a list"),
+        (lambda done: ropext.compare(), "needs two models at least"),
+        (lambda done: done.frame.bootstrap.ratio([1, 2], [1]), r"of shapes \(2,\) and \(1,\)"),
+        (lambda done: evaluate_demo(["a", None]), "^data texts:2 is a NoneType"),
+        (lambda done: evaluate_demo({"a": 1}), "no column .*; there are a"),
+    ],
+)  # fmt: skip
+def test_a_mistake_with_a_result_is_one_sentence(yarn, mistake, said):
+    with pytest.raises(RopextError, match=said):
+        mistake(yarn)
+
+
+def test_numbers_of_numpy_are_options(yarn):
+    given = GIVEN | {
+        "lengths": np.array([256, 512]),
+        "max_docs": np.int64(2),
+        "factor": np.float32(2),
+    }
+    again = ropext.evaluate("ropext://demo", method="yarn", labels=OWN, seed=np.int64(0), **given)
+    assert again == yarn
 
 
 def words_alone(words):
