@@ -1,4 +1,4 @@
-"""A running server that reads the checkpoint as planned passes; one that ignores the scaling fails.
+"""A server that applies the planned scaling passes `verify`; a server that ignores it fails.
 
 The servers are small local ones that compute with transformers, in the answer shapes of vLLM,
 SGLang and llama-server; `.ci/slow gguf` asks a real llama-server.
@@ -46,7 +46,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
-    """A tiny extended checkpoint whose weights are large enough for a wrong rotation to show."""
+    """Make a tiny extended checkpoint whose weights are large enough to reveal a wrong rotation."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -83,7 +83,7 @@ def right(directory: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def unscaled(directory: Path, tmp_path_factory) -> Reference:
-    """What a server computes that reads no rope dict."""
+    """Return the answers of a server that ignores the rope dict."""
     path = tmp_path_factory.mktemp("unscaled") / "model"
     path.mkdir()
     config = json.loads((directory / "config.json").read_text()) | {"rope_parameters": PLAIN}
@@ -102,7 +102,7 @@ def vllm(pairs: list[tuple[int, float]]) -> dict:
 
 
 def sglang(pairs: list[tuple[int, float]]) -> dict:
-    """By text, where the second and third look alike and the better one stays."""
+    """Return the answers by text: the second and third look alike, and the better one stays."""
     texts = {0: "a", 1: "b", 2: "b", 3: "c", 4: "d"}
     told: dict[str, float] = {}
     for rank, (_, value) in enumerate(pairs):
@@ -119,7 +119,7 @@ SHAPES = {"vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp}
 
 
 def limit_pages(kind: str, limit: int) -> dict[str, dict]:
-    """Where each kind of server tells its context limit."""
+    """Return the pages on which each kind of server states its context limit."""
     entry = {"id": "tiny", "object": "model"}
     if kind == "vllm":
         return {"/v1/models": {"data": [entry | {"max_model_len": limit}]}}
@@ -133,7 +133,7 @@ def limit_pages(kind: str, limit: int) -> dict[str, dict]:
 
 @contextmanager
 def serving(kind: str, compute, limit: int = TARGET, requests: list | None = None) -> Iterator[str]:
-    """A server on the loopback that answers with what `compute` says after a prompt."""
+    """Serve on the loopback, with answers by `compute` from each prompt."""
     pages = limit_pages(kind, limit)
 
     class Handler(BaseHTTPRequestHandler):
@@ -197,7 +197,7 @@ def test_a_right_server_passes(kind: str, directory: Path, right) -> None:
 def test_a_server_of_the_base_is_held_against_a_saved_plan(
     directory: Path, right, unscaled, tmp_path, monkeypatch, capsys
 ) -> None:
-    """The override makes of the base's weights what the written checkpoint is; no copy is there."""
+    """The override makes the base's weights equal the written checkpoint; no copy exists."""
     monkeypatch.chdir(tmp_path)
     Path("base").mkdir()
     config = json.loads((directory / "config.json").read_text())
@@ -236,7 +236,8 @@ def test_a_server_that_ignores_the_scaling_is_caught(kind: str, directory: Path,
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory) -> dict[str, Reference]:
-    """What transformers computes of the bundled model, extended in several ways."""
+    """Return the values that transformers computes of the bundled model, extended in several
+    ways."""
     room = tmp_path_factory.mktemp("demos")
     base = json.loads((DEMO / "config.json").read_text("utf-8"))
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 256}
@@ -270,7 +271,7 @@ def extended(tmp_path_factory) -> Path:
 
 
 def noisy(compute, nats: float):
-    """The same on an engine whose kernels round."""
+    """Return `compute` with noise, as on an engine whose kernels round."""
     draw = random.Random(7)
     return lambda ids: [value + draw.gauss(0, nats) for value in compute(ids)]
 
@@ -308,7 +309,7 @@ def test_a_right_server_excludes_every_neighbour(kind, demos, extended, capsys) 
     for name in NEIGHBOURS:
         assert f"; {name}: excluded (" in check["sentence"]
     assert "prompts of up to 1,023 tokens" in check["sentence"]
-    # What is read is told before it is read, then how far it is.
+    # The note on the prompts comes before they are read, then the progress.
     assert err.index("the server is asked 16 prompts of up to 1,023 tokens") < err.index(
         "transformers reads 6,394 tokens here"
     )
@@ -422,7 +423,8 @@ def test_a_dead_port_is_told_before_anything_is_opened(name, tmp_path, capsys) -
 
 
 def test_a_report_is_the_issue_form_filled_in(directory: Path, right, capsys) -> None:
-    """The headings are the form's own labels, in its order; no path of this machine is told."""
+    """The headings are the form's own labels, in its order; the report names no path of this
+    machine."""
     template = Path(__file__).parents[1] / ".github/ISSUE_TEMPLATE/loader.yml"
     labels = [part["attributes"]["label"] for part in yaml.safe_load(template.read_text())["body"]]
     with serving("llama.cpp", right) as url:
@@ -471,7 +473,7 @@ def test_a_server_that_answers_nonsense(monkeypatch, models):
 
 @contextmanager
 def answering(answer) -> Iterator[ports.Server]:
-    """A server that answers every GET and POST by `answer(handler)`, and how it is reached."""
+    """Serve every GET and POST by `answer(handler)`, and yield the server's address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -593,7 +595,7 @@ def test_what_came_before_the_deadline_is_no_whole_answer():
         replace(server, deadline=0.2)._read("/v1/models", None)
 
 
-# The spectrum in a file: how it is asked for, and how far off llama-server was seen.
+# The spectrum in a file: the options that make it, and the difference seen from llama-server.
 GGUF_FORMS = {
     "yarn": {"method": "yarn"},
     "rope_freqs": {"method": "llama3"},
@@ -605,7 +607,8 @@ GGUF_FORMS = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
-    """The bundled model as GGUFs: as it is, extended, and extended by too little to notice."""
+    """Write the bundled model as GGUFs: unchanged, extended, and extended by too little to
+    notice."""
     from gguf_files import making
 
     room = tmp_path_factory.mktemp("files")
@@ -621,7 +624,8 @@ def files(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_directory(tmp_path_factory) -> dict[str, Reference]:
-    """What stock transformers computes from directories: the file's own source, never the file."""
+    """Return the values that stock transformers computes from directories: the files' own source,
+    never the file."""
     room = tmp_path_factory.mktemp("directories")
     ropext.extend(str(DEMO), room / "yarn", factor=4.0, method="yarn", no_verify=True)
     ropext.extend(str(DEMO), room / "near", target=258, method="yarn", no_verify=True)
@@ -652,7 +656,7 @@ def test_a_server_is_asked_about_a_gguf(files, by_directory, capsys, file, serve
     beyond = [body["prompt"] for _, body, _ in asked if len(body["prompt"]) > 256]
     assert len(beyond) == {"yarn": 8, "near": 1, "base": 0}[file]
     for prompt, longer in pairwise(beyond):
-        assert longer[: len(prompt)] == prompt  # what the server has read is not read again
+        assert longer[: len(prompt)] == prompt  # the server need not read the same text twice
 
 
 @pytest.mark.parametrize(
@@ -732,7 +736,8 @@ def test_a_real_llama_server_runs_the_base_by_the_printed_line(files, tmp_path, 
 
 @contextmanager
 def llama_server(file: Path, folder: Path, *flags: str) -> Iterator[str]:
-    """The llama-server that LLAMA_SERVER names, on one file with room for its whole context."""
+    """Start the llama-server that LLAMA_SERVER names, on one file with room for its whole
+    context."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -1,4 +1,4 @@
-"""A fact about a loader has one place, outlives measurements, and is refused where one contradicts
+"""A fact about a loader has one place, outlives measurements, and is refused if one contradicts
 it."""
 
 import copy
@@ -21,13 +21,13 @@ MISREAD = {"is": "different", "why": "a ramp of its own"}
 
 
 def fact(**more):
-    """What someone read of MLX-LM: how it reads a yarn in SmolLM 3."""
+    """Return someone's fact about MLX-LM: how it reads a yarn in SmolLM 3."""
     known = {"loader": "mlx", "versions": "0.30-", "evidence": "source", "families": ["smollm3"]}
     return known | {"origin": "mlx_lm/models/rope_utils.py", "cells": {"yarn": MISREAD}} | more
 
 
 def merged(*facts, measured=MEASURED):
-    """The table with these facts beside those that are known."""
+    """Return the table with these facts added to the known ones."""
     data = copy.deepcopy(FACTS)
     data["facts"] += facts
     return make_loaders.merge(data, measured)
@@ -41,7 +41,7 @@ def refusal(*facts, **more):
 
 @pytest.fixture
 def with_facts(monkeypatch):
-    """The package with a table that holds more facts."""
+    """Give the package a table that holds more facts."""
 
     table.readers()  # kept as it is for other tests
 
@@ -59,7 +59,7 @@ def with_facts(monkeypatch):
 
 
 def reading(family, name, params=YARN):
-    """What the loader of this name makes of a dict."""
+    """Return the verdict of the loader with this name on a dict."""
     rows = zip(loaders.readers_for(family), loaders.readings(family, params), strict=True)
     return [row for reader, row in rows if reader in loaders.select(name)]
 
@@ -81,7 +81,7 @@ def test_a_fact_where_an_engine_was_measured_is_heard(with_facts):
 
 
 def olmoe_in_mlx(measured):
-    """What the table has of OLMoE in the newest MLX-LM, with a fact about it."""
+    """Return the table's group of OLMoE in the newest MLX-LM, with a fact about it."""
     readers = merged(fact(families=["olmoe"]), measured=measured)["readers"]
     newest = next(reader for reader in readers if reader["loader"] == "mlx")
     return next(group for group in newest["groups"] if group["families"] == ["olmoe"])
@@ -105,7 +105,8 @@ def test_a_fact_outlives_a_measurement_until_that_contradicts_it():
 
 
 def test_a_fact_of_versions_that_no_column_has(with_facts):
-    """A row for it ended the pages half-way, and stood in the plans of every other family."""
+    """A row for it once ended the pages half-way, and appeared in the plans of every other
+    family."""
     with_facts(fact(versions="0.30-0.32.1", evidence="thread"))
     for page in make_tables.TABLES:
         assert make_tables.renewed(page)

@@ -1,4 +1,4 @@
-"""What ropext writes, read by transformers 4.57.6 and 4.51.3 beside the installed 5.x.
+"""transformers 4.57.6 and 4.51.3 read ropext's output like the installed 5.x.
 
 Both are installed into directories of their own (see old_versions). Without a network the tests are
 skipped with the reason; with ROPEXT_NO_SKIP=1 in the environment that is a failure.
@@ -86,7 +86,7 @@ def readers():
 
 
 def small(model_type):
-    """The family's tiny config as transformers 4 spells it."""
+    """Return the family's tiny config as transformers 4 spells it."""
     sizes = {"vocab_size": 128, "max_position_embeddings": CONTEXT, "head_dim": 32}
     config = tiny.legacy(model_type) | sizes | {"architectures": [ARCHITECTURES[model_type]]}
     if model_type == "cohere":
@@ -112,7 +112,7 @@ ARCHITECTURES = {
 
 @pytest.fixture(scope="module")
 def bases(readers, tmp_path_factory):
-    """One checkpoint per family, saved by the oldest version as released ones were."""
+    """Write one checkpoint per family, saved by the oldest version as released ones were."""
     root = tmp_path_factory.mktemp("old")
     for model_type in FAMILIES:
         job = {"config": small(model_type), "directory": str(root / model_type)}
@@ -121,7 +121,7 @@ def bases(readers, tmp_path_factory):
 
 
 def written(bases, model_type, method):
-    """A directory with the extended config beside the base's weights."""
+    """Write a directory with the extended config and a link to the base's weights."""
     config = small(model_type)
     model = families.read(config)
     plan = scaled(model, method, TARGET)
@@ -136,7 +136,7 @@ def written(bases, model_type, method):
 
 
 def verdict(model_type, params, version):
-    """What the loader table says of this version of transformers."""
+    """Return the loader table's row for this version of transformers."""
     minor = int(version.split(".")[1])
     for reading in loaders.readings(model_type, params, length=TARGET, target=TARGET):
         ends = [part.strip() for part in reading.versions.replace("and", "-").split("-")]
@@ -169,7 +169,7 @@ def test_old_readers_compute_the_same_logits(readers, bases, model_type, method)
 
 @pytest.mark.parametrize("method", ["ntk", "longrope"])
 def test_phi3_is_read_with_its_three_keys(readers, bases, method):
-    """Its 4.x config class refuses a dict of more; what is left out follows from the lengths."""
+    """Its 4.x config class refuses a dict with more keys; the others follow from the lengths."""
     if not (bases / "phi3").exists():
         job = {"config": small("phi3"), "directory": str(bases / "phi3")}
         assert readers[OLD[-1]].ask(do="make", **job) == {}
@@ -206,8 +206,8 @@ def test_the_new_spelling_alone_is_misread(readers, bases, tmp_path):
         assert np.abs(found - wanted).max() > 0.1, version
 
 
-# Types that 4.57.6 knows and cannot read in this form, or not be built without weights; the rest
-# must agree. Values are parts of what is said, or "plain" where it runs without the scaling.
+# Types that 4.57.6 knows but cannot read in this form, or cannot build without weights; the rest
+# must agree. Values are parts of the message, or "plain" if it runs without the scaling.
 CANNOT = {
     ("modernbert", "yarn"): "plain",
     ("modernbert-decoder", "yarn"): "plain",
@@ -256,7 +256,7 @@ def test_every_type_is_built_by_4_57_6(capsys):
 
 
 def old_case(model_type, method):
-    """The type's 4.x config, or its 5.x one where there is none, extended by a method."""
+    """Extend the type's 4.x config, or its 5.x one if there is none, by a method."""
     text_type, path = tiny.text_part(model_type)
     text = None if path else tiny.legacy(text_type)
     if text is None or text_type == "olmo3":  # whose 4.x file is read with two thetas by 5.x
@@ -270,7 +270,7 @@ def old_case(model_type, method):
 
 
 def compare(case, answer):
-    """ "" where every module has one of the wanted spectra and no scaled one is missing."""
+    """Return "" if every module has one of the wanted spectra and no scaled one is missing."""
     if "error" in answer:
         return f"error {answer['error']}"
     if not answer["sites"]:

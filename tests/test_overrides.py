@@ -54,7 +54,7 @@ def llama(**more):
 
 
 def qwen():
-    """A composite: its line is nested, and holds the sections and the partial factor."""
+    """Build a composite: its line is nested, and holds the sections and the partial factor."""
     sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "rope_type": "default"}
     rope = sections | {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
     linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "full_attention_interval": 1}
@@ -86,7 +86,8 @@ IDS = torch.randint(0, 64, (1, 96), generator=torch.Generator().manual_seed(1))
 
 
 def write(folder, make, options):
-    """A base and its extension in folders of these names; the printed lines by loader."""
+    """Write a base and its extension into folders of these names; return the printed lines by
+    loader."""
     torch.manual_seed(0)
     base, out = folder / "base", folder / "out"
     model = make()
@@ -117,21 +118,21 @@ def test_the_printed_line_computes_what_the_written_checkpoint_does(tmp_path, ma
 
 
 def ask(engine, reader, *words):
-    """What a reader of scripts/loaders writes, run in the environment of its engine."""
+    """Run a reader of scripts/loaders in the environment of its engine."""
     script = str(Path(kit.__file__).with_name(reader))
     done = subprocess.run([engine, script, *map(str, words)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def rotations(found, place):
-    """Every number that a reader tells of one place, and the length."""
+    """Return every number that a reader reports for one place, and the length."""
     keys = [key.removeprefix(f"{place}/") for key in found if key.startswith(f"{place}/")]
     assert "error" not in keys, found[f"{place}/error"]
     return {key: found[f"{place}/{key}"] for key in keys}
 
 
 def told_alike(served, written, plain):
-    """Whether a line rotates as its checkpoint, which rotates otherwise than the base."""
+    """Check that a line rotates as its checkpoint, which rotates otherwise than the base."""
     assert served.keys() == written.keys()
     assert all(np.abs(own - written[key]).max() < 1e-6 for key, own in served.items())
     turned = [key for key in written if key.endswith(("/cos", "/sin"))]
@@ -243,7 +244,7 @@ def test_a_quantised_checkpoint_gets_the_same_lines(method):
 
 
 def test_the_lines_are_data_too():
-    """What a program takes from JSON is what the printed command says."""
+    """The JSON for programs holds the same values as the printed command."""
     made = make_plan(configs.LLAMA, Extend(method="yarn", factor=4.0), "some/my model")
     lines = {line["loader"]: line for line in made.to_json()["overrides"]}
     told = {"max_position_embeddings": 16384, "rope_parameters": made.config["rope_parameters"]}

@@ -1,4 +1,4 @@
-"""A model patched in memory computes what the saved and reloaded checkpoint does, bit for bit."""
+"""A model patched in memory computes the same as the saved and reloaded checkpoint, bit for bit."""
 
 import copy
 import json
@@ -78,7 +78,8 @@ FAMILIES = {
 
 
 def changed(config: dict, rope: dict) -> dict:
-    """A config dict with this rope dict, in full-attention layers where it is per layer type."""
+    """Return a config dict with this rope dict, in full-attention layers if it is per layer
+    type."""
     config = copy.deepcopy(config) | {"max_position_embeddings": TARGET}
     if "full_attention" in config["rope_parameters"]:
         config["rope_parameters"]["full_attention"] = rope
@@ -97,7 +98,7 @@ def auto_class(name: str):
 
 
 def tiny(name: str, directory: Path) -> dict:
-    """A random checkpoint whose weights are large enough for a wrong rotation to show."""
+    """Write a random checkpoint whose weights are large enough to reveal a wrong rotation."""
     import transformers
 
     config_class, keys, _ = FAMILIES[name]
@@ -118,7 +119,7 @@ def reloaded(name: str, directory: Path, config: dict, **options):
 
 @torch.no_grad()
 def logits(model, length: int = 200):
-    """Beyond the context where nothing else is said, so that the long set counts."""
+    """Compute logits, by default beyond the context, so that the long set counts."""
     ids = torch.arange(length).remainder(89).add(3).unsqueeze(0)
     return model(ids.to(model.device)).logits
 
@@ -193,7 +194,7 @@ def test_a_model_with_an_adapter(tmp_path: Path) -> None:
 
 
 def written_as(model, out: Path, config) -> Path:
-    """The model in memory, written with a config as `save` writes it."""
+    """Write the model in memory with a config as `save` does."""
     plan = plan_config(model.config.to_dict(), Extend(method="yarn", factor=4.0))
     record = record_of(plan, {"name": "base", "config": {}})
     card = partial(card_of, plan, BaseName("base", False), out.name)
@@ -260,7 +261,7 @@ def test_a_pair_may_stand_still(tmp_path: Path) -> None:
     out = ropext.save(model, tmp_path / "saved", no_verify=True)
     again = auto_class("llama").from_pretrained(out)
     assert torch.equal(logits(again), logits(model))
-    # The base of the next extension is compared with what was read of it.
+    # The next extension's base is compared with its config as it was read.
     done = ropext.extend(str(out), tmp_path / "longer", method="yarn", factor=2.0)
     assert "not checked" not in done.written.proof["base"]
     patching.apply_config(again, json.loads((tmp_path / "base" / "config.json").read_text()))
@@ -279,7 +280,7 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.needs("fork")
 @pytest.mark.parametrize(("hidden", "largest"), [(64, 65_536), (16, 16_384)])
 def test_save_on_a_full_disk_is_one_sentence(tmp_path: Path, hidden: int, largest: int) -> None:
-    """The kernel cuts the write of safetensors short, or that of tokenizers."""
+    """The kernel cuts a write of safetensors or of tokenizers short."""
     import resource
 
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM

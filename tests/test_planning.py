@@ -1,4 +1,5 @@
-"""Plans of released configs: what is carried, what is refused, what is recommended and why."""
+"""Plans of released configs: the forms they can have, the refusals, the recommendation and its
+reason."""
 
 import json
 import math
@@ -162,7 +163,7 @@ def test_loaders_choose_where_no_method_is_named():
 
 
 def test_what_is_taken_where_no_method_is_named_is_what_is_recommended():
-    """It has the knobs that were given, and carries an attention factor that was asked for."""
+    """It has the given knobs, and carries a requested attention factor."""
     tiny = configs.LLAMA | {"hidden_size": 128, "num_attention_heads": 16, "head_dim": 8}
     for config in (configs.LLAMA, configs.LLAMA31, configs.GEMMA2, configs.QWEN2, tiny):
         made = plan(config)
@@ -297,7 +298,7 @@ def test_a_method_that_moves_no_pair_is_refused_as_such():
     forced = plan(configs.GEMMA4, method="llama3", even_so=True)
     assert any("no frequency changes" in warning for warning in forced.warnings)
     assert plan(configs.LLAMA, method="llama3").recommendation
-    # A theta of its own moves none either; a temperature that was asked for is a change.
+    # A new theta moves no frequency either; a requested temperature is a change.
     with pytest.raises(NotExpressible, match="changes no frequency"):
         plan(configs.LLAMA, method="abf", theta=10000.0)
     assert plan(configs.LLAMA, method="abf", theta=10000.0, temperature=0.64).target
@@ -317,7 +318,7 @@ def test_where_no_pair_needs_scaling_the_length_alone_is_recommended():
     assert dict(made.facts())["recommended"].startswith("--length-only: ")
     asked = plan(configs.GEMMA4, method="ntk")
     assert (asked.method, asked.recommendation.method) == ("ntk", "length-only")
-    # Its slowest pair turns 0.08 times; one that turns 31 times is moved by YaRN's ramp.
+    # Its slowest pair turns 0.08 times; YaRN's ramp moves a pair that turns 31 times.
     assert plan(configs.LLAMA).recommendation.method == "yarn"
     context = 2 * math.pi * 10000 ** (126 / 128)
     for turns, method in ((31, "yarn"), (33, "length-only")):
@@ -550,8 +551,8 @@ def test_an_infinite_factor_stops_a_pair():
 
 
 def counted(monkeypatch, shown=True, **options):
-    """How often a plan for Llama 3.1, shown whole, runs a method, looks for a form and asks the
-    loaders."""
+    """Count how often a plan for Llama 3.1, shown whole, runs a method, looks for a form and asks
+    the loaders."""
     counts = Counter()
 
     def count(module, name):
@@ -585,8 +586,9 @@ def test_each_method_is_run_once_for_a_plan(monkeypatch):
 
 
 def test_each_method_is_run_once_for_a_refusal(monkeypatch):
-    """The methods from the scaled model and from before; the named one is tried twice more, for any
-    loader and for those that were not measured. A method without a form here is not read."""
+    """Each method runs from the scaled model and from the original one. The named method is tried
+    twice more: for any loader, and for the unmeasured ones. A method without a form here is not
+    read."""
     counts = counted(monkeypatch, method="llama3", for_loaders=("llama.cpp",))
     methods = len(NO_INPUT)
     assert counts["scale"] == 2 * methods
@@ -596,7 +598,8 @@ def test_each_method_is_run_once_for_a_refusal(monkeypatch):
 
 @pytest.fixture
 def untrained(tmp_path):
-    """A directory with a config alone, and the [far] of its plan by these options."""
+    """Return a directory with only a config, and a function that returns the [far] warning of its
+    plan."""
     place = tmp_path / "model"
     place.mkdir()
 
@@ -656,9 +659,9 @@ def test_so_far_that_it_is_only_written_untrained_where_that_is_asked_for(untrai
         ([(4096, 16_384, "yarn"), (16_384, 262_144, "yarn")], {}, 128),
         ([(4096, 262_144, "length-only")], {}, 0),
         ([(4096, 262_144, "yarn")], {"finetune": {"steps": 9}}, 0),
-        # `ropext.save` does not know what a trainer did since the patch.
+        # `ropext.save` does not know whether a trainer changed weights since the patch.
         ([(4096, 262_144, "yarn")], {"saved_from_memory": True}, 0),
-        # Of the last step's base something was trained, if not by that step.
+        # The last step's base was trained in part, if not by that step.
         ([(4096, 65_536, "yarn"), (65_536, 262_144, "yarn")], {"trained_on": {"count": 1}}, 8),
     ],
 )

@@ -1,4 +1,5 @@
-"""The proof's one forward pass: what it passes, what it catches, what it cannot run."""
+"""The proof's one forward pass: the models that pass, the damage it catches, the models it cannot
+run."""
 
 import json
 import re
@@ -120,7 +121,7 @@ def other_original(config: dict) -> None:
         config[spelling]["original_max_position_embeddings"] = 32768
 
 
-# name -> config, options, the damage to what was written, what the proof says
+# name -> config, options, the damage to the written config, the proof's sentence
 WRONG = {
     "a key that queries read": (
         *RUN["ministral pi"][:2],
@@ -159,7 +160,8 @@ NOT_RUN = {
 }
 
 
-# Stock differs from the authors here, and it is said: DBRX's theta, PhiMoE's long factors.
+# Stock differs from the authors here, and the proof mentions it: DBRX's theta, PhiMoE's long
+# factors.
 SETS = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "type": "longrope"}
 SETS |= {"short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": 128}
 KNOWN = {
@@ -172,7 +174,7 @@ del KNOWN["DBRX"]["rope_theta"], KNOWN["OLMo 3"][""]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Everything in one child process: name -> what it built, and the sites."""
+    """Build everything in one child process; return name -> its answer, and the sites."""
     root = tmp_path_factory.mktemp("forward")
     jobs = [(name, config, options, None) for name, (config, options, _) in RUN.items()]
     jobs += [(name, *rest) for name, (*rest, _) in WRONG.items()]
@@ -244,8 +246,10 @@ def test_what_cannot_be_made_small_is_no_failure(built, name: str) -> None:
 
 
 def base_of(entry, change=lambda read: read, known=True) -> str:
-    """What is said of the base, where its config had been read as `change` says; with `known`, what
-    is listed of stock is said too."""
+    """Return the proof's sentence about a base whose config was read with `change`.
+
+    With `known` the facts listed about stock appear too.
+    """
     found, sites, read = entry
     own = changed(proof.expected_rotary(read), change)
     stock = changed(proof.expected_rotary(read, stock=True), change) if known else None
@@ -261,7 +265,7 @@ def with_numbers(site, **numbers):
 
 
 def theta(read, value: float):
-    """The site read with another theta, by the formula."""
+    """Return the site read with another theta, by the formula."""
     pairs = len(read.wanted.inv_freq)
     inv_freq = tuple(value ** (-pair / pairs) for pair in range(pairs))
     params = read.params | {"rope_theta": value}
@@ -273,7 +277,7 @@ def test_stock_builds_the_base_that_was_read(built, name: str) -> None:
     assert "attention modules match" in base_of(built[name])
 
 
-# name -> the base, how it is misread, what is said of that
+# name -> the base, the misreading, the proof's sentence about it
 MISREAD = {
     "theta": (
         "composite",
@@ -330,7 +334,7 @@ def test_a_known_departure_of_stock_stays_a_note(built, name: str, said: str) ->
 
 
 def other_pair(read, pair: int):
-    """The site read with one frequency a hundredth higher."""
+    """Return the site read with one frequency a hundredth higher."""
     inv_freq = list(read.wanted.inv_freq)
     inv_freq[pair] *= 1.01
     return with_numbers(read, inv_freq=tuple(inv_freq))

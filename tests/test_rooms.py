@@ -69,12 +69,12 @@ BELOW_THE_LINE = (
     "__main__",
 )
 ROOMS = (*ABOVE_THE_LINE, *BELOW_THE_LINE)
-# Two lines each: they import names for those who know the address, and hold nothing themselves.
+# Two lines each: they only import names, for readers who know the old address.
 ADDRESSES = ("bundled", "errors", "rope", "patching")
 MOST_PACKAGES = 16
 
 HEAVY = frozenset(("torch", "transformers", "accelerate", "peft", "datasets"))
-# Rows of a position table are arrays: those that are made, and those that are written.
+# Rows of a position table are arrays, when they are made and when they are written.
 NUMPY_ROOMS = (
     *("scaling", "files.checkpoint", "files.schemes"),
     *("results", "results.report", "endpoint"),
@@ -111,8 +111,11 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def imports(tree: ast.AST, *, late: bool = True, types: bool = True) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of everything that is imported; `late`: in functions too, `types`: for
-    type annotations alone too."""
+    """Yield (line, dotted name) of each import.
+
+    With `late` the imports in functions count too, with `types` the imports for type annotations
+    alone.
+    """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -162,8 +165,7 @@ def test_an_address_only_imports() -> None:
 
 
 def rooms_in_words() -> str:
-    """The rooms as CONTRIBUTING.md lists them, each with the first sentence that it says of
-    itself."""
+    """Return CONTRIBUTING.md's list of rooms, each with its docstring's first sentence."""
     lines = []
     for room in ROOMS:
         front = next((p for p in sources() if module_of(p) == f"ropext.{room}"), None)
@@ -239,7 +241,7 @@ def test_rooms_above_the_line_know_no_torch() -> None:
 
 
 def early(path: Path) -> set[str]:
-    """What importing a module imports at once."""
+    """Return the names that a module imports as soon as it is imported."""
     return {name for _, name in imports(parsed(path), late=False, types=False)}
 
 
@@ -251,7 +253,8 @@ def test_heavy_modules_are_imported_inside_functions_only() -> None:
     while grown:
         grown = False
         for module, names in modules.items():
-            # `from ropext.room import x` runs ropext.room, and ropext.room.x where that is a file.
+            # `from ropext.room import x` runs ropext.room, and also ropext.room.x if that is a
+            # file.
             needed = {name.rsplit(".", 1)[0] for name in names} | names
             if module not in heavy and needed & heavy:
                 heavy.add(module)
@@ -290,7 +293,7 @@ def test_only_the_command_line_prints() -> None:
 
 
 def test_no_room_hides_a_public_function() -> None:
-    """A module ropext/plan.py would stand in the place of the function ropext.plan."""
+    """A module ropext/plan.py would replace the function ropext.plan."""
     hiding = set(PUBLIC_FUNCTIONS) & {room_of(path) for path in sources()}
     assert not hiding
 
@@ -373,7 +376,7 @@ print(json.dumps(sorted(roots)))
 
 
 def loaded_by(commands: list[list[str]]) -> set[str]:
-    """The top-level packages in memory after running commands in one fresh interpreter."""
+    """Return the top-level packages in memory after running commands in one fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE],
         capture_output=True,
@@ -443,7 +446,7 @@ def tracked_files() -> list[Path]:
 
 
 def test_no_file_speaks_of_the_place_it_was_written_in() -> None:
-    """Paths of the workshop, and the folder that stands beside the repository there."""
+    """Paths of the workshop, and the folder next to the repository there, must not occur."""
     place = re.compile(r"(?<![\w.:/])/" + r"work/\w|\.\./" + r"shared|\bshared/" + "reference")
     wrong = []
     for path in tracked_files():

@@ -1,4 +1,4 @@
-"""One run's folder is never another's: claimed, gone on with, begun anew, or refused by name."""
+"""One run's folder is never another's: it is claimed, resumed, replaced, or refused by name."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ def place(tmp_path, command, output="out", **decides):
 
 
 def work(own, force=False):
-    """A run that keeps something and is interrupted."""
+    """Start a run that keeps a file and is interrupted."""
     with suppress(KeyboardInterrupt), own.claimed(force):
         (own.folder / KEPT).parent.mkdir(parents=True, exist_ok=True)
         (own.folder / KEPT).write_text("kept")
@@ -32,7 +32,7 @@ def work(own, force=False):
 
 
 def named(own, command):
-    """Where another command would have the same folder."""
+    """Return the output with which another command would use the same folder."""
     beside = own.command in workdir.BESIDE
     if beside == (command in workdir.BESIDE):
         return own.output
@@ -63,7 +63,7 @@ def test_the_same_run_goes_on_and_another_one_begins_anew_when_asked(tmp_path, c
     first = place(tmp_path, command, data="a", sizes=(1, 2), model={"config": "c", "seed": 1})
     work(first)
     assert first.has_begun()
-    work(first)  # goes on: it is there still, and its tuples are lists
+    work(first)  # resumes: its file still exists, and its tuples are lists
     assert (first.folder / KEPT).is_file()
     other = place(tmp_path, command, data="a", sizes=(1, 2), model={"config": "c", "seed": 2})
     with pytest.raises(OutputExists, match=r"it differs in model\.seed\); repeat .*--force to"):
@@ -78,7 +78,7 @@ def test_the_same_run_goes_on_and_another_one_begins_anew_when_asked(tmp_path, c
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_another_version_does_otherwise_is_not_gone_on_with(tmp_path, command):
-    """Its values are the same, and what they give is not."""
+    """Its values are the same, but their results are not."""
     work(place(tmp_path, command, schema=1, seed=1))
     newer = place(tmp_path, command, schema=2, seed=1)
     with pytest.raises(OutputExists, match=r"whose results differ; give .*--force to"):
@@ -129,7 +129,7 @@ LISTING = ("eval", "compare", "demo")
 
 
 def finished(own):
-    """A run to its end: what a model read, and a report."""
+    """Run to the end: the log of a read model, and a report."""
     with own.claimed(False):
         (own.folder / READ).parent.mkdir(parents=True, exist_ok=True)
         (own.folder / READ).write_text("read")
@@ -290,7 +290,7 @@ def test_a_stranger_s_manifest_makes_no_folder_ours(tmp_path, key):
 
 @pytest.fixture
 def interrupted(tmp_path, monkeypatch):
-    """The folder of a fine-tuning that was stopped after its first checkpoint."""
+    """Make the folder of a fine-tuning that was stopped after its first checkpoint."""
     monkeypatch.chdir(tmp_path)
     manifest(tmp_path / "X.run", "finetune")
     (tmp_path / "X.run/tuned/checkpoint-3").mkdir(parents=True)

@@ -113,7 +113,7 @@ def test_an_existing_output(tmp_path: Path):
 
 
 def test_force_spares_what_ropext_did_not_write(tmp_path: Path):
-    """A config.json and GGUF files make no output of ropext's; what a user added stays."""
+    """A config.json and GGUF files make no output of ropext's; a user's additions stay."""
     for name, file in (("model", "config.json"), ("ggufs", "a.gguf"), ("record", "ropext.json")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("{}")
@@ -143,7 +143,7 @@ def open_new(file: Path) -> Path:
 
 EDITS = {
     "config.json": lambda file: file.write_text("mew"),
-    "weights": lambda file: write_at(file, 50 << 20, b"trained"),  # of the same size
+    "weights": lambda file: write_at(file, 50 << 20, b"trained"),  # has the same size
     "linked": lambda file: (file.unlink(), os.truncate(open_new(file), LARGE)),
     "link": lambda file: (file.unlink(), file.write_text("mine")),
     "another link": lambda file: (file.unlink(), file.symlink_to("mine")),
@@ -193,7 +193,7 @@ def add(out: Path) -> None:
 
 
 def content(place: Path) -> dict[str, str]:
-    """All below a place, by its names: texts, and where links lead."""
+    """Return everything below a place, by its names: texts, and the targets of links."""
     rows = {}
     for path in (place, *sorted(place.rglob("*"))):
         if path.is_symlink():
@@ -205,7 +205,8 @@ def content(place: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("change", MEANWHILE.values(), ids=MEANWHILE)
 def test_force_replaces_what_it_checked_alone(tmp_path: Path, change):
-    """What somebody put at the name while the work ran goes back there; the result lies beside."""
+    """A folder that somebody put at the name during the work goes back there; the result gets
+    another name."""
     out = tmp_path / "out"
     checkpoint(out, "old")
 
@@ -427,11 +428,11 @@ def test_the_second_run_is_told_who_holds_the_output(tmp_path: Path):
         assert str(first.pid) in str(error.value)
         assert socket.gethostname() in str(error.value)
         (temporary,) = tmp_path.glob(".out.ropext-*/new")
-        assert temporary.is_dir()  # and what it writes is let alone
+        assert temporary.is_dir()  # and its files stay
         first.kill()
         first.wait()
     assert names(tmp_path) == {".out.ropext-lock", temporary.parent.name}
-    write(out)  # the lock of a dead process is stale, and what it left is removed
+    write(out)  # the lock of a dead process is stale, and its files are removed
     assert names(tmp_path) == {"out"}
 
 

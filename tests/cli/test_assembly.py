@@ -1,4 +1,4 @@
-"""The table of commands says what the commands say themselves."""
+"""The table of commands agrees with the commands themselves."""
 
 import re
 from importlib import import_module
@@ -53,7 +53,7 @@ def test_help_of_serve_begins_with_the_port_and_folds_the_knobs_away(ropext):
 
 
 def test_an_option_stands_in_the_same_panel_in_every_command():
-    """The options of a class name their panel; a command's own without one stand under "Output"."""
+    """The options of a class name their panel; a command's own without one are under "Output"."""
     import typer
 
     from ropext.cli.app import build
@@ -66,9 +66,9 @@ def test_an_option_stands_in_the_same_panel_in_every_command():
                 assert heading in tuple(Panel)
                 panels.setdefault(parameter.name, set()).add((str(heading), heading.basic))
     del panels["window"]  # a fit's is of its rows, an evaluation's of Self-Extend
-    del panels["kv"]  # of a memory, caches that fit; of an evaluation, rows beside others
-    del panels["adapter"]  # of an evaluation, a row beside another; of a server, what it serves
-    del panels["parallel"]  # of a server, questions at a time; of a memory, sequences in it
+    del panels["kv"]  # for memory, caches that fit; for an evaluation, more rows
+    del panels["adapter"]  # for an evaluation, one more row; for a server, its adapter
+    del panels["parallel"]  # for a server, questions at a time; for memory, sequences in it
     assert all(len(places) == 1 for places in panels.values()), panels
     assert panels["factor"] == {("How far", True)}
     assert panels["beta_fast"] == {("Knobs of a method", False)}

@@ -1,5 +1,8 @@
-"""Which options decide a run's numbers. With another value of one that does, the folder of a run
-that has begun is refused by name; with another value of one that does not, the run goes on."""
+"""Some options decide a run's numbers.
+
+With another value of a deciding option, ropext refuses to resume a started run and names the
+option. With another value of any other option, the run resumes.
+"""
 
 import inspect
 import json
@@ -28,13 +31,13 @@ BEGUN = {
         *("--tasks", "passkey", "--items", "2", "-o", "OUT"),
     ),
 }
-# Of this very call, or what a run is of; the latter is told by the digest of what is read.
+# Options of this call alone, or a run's inputs; the digest of the read file identifies the latter.
 OF_THE_CALL = {
     *("output", "force", "dry_run", "out", "push_to_hub", "public", "fail_if"),
     *("full", "losses", "table_format"),
     *("directory", "model", "data", "revision", "trust_remote_code"),
 }
-# Another value of each option, with what it needs beside it.
+# Another value of each option, with the flags that it needs.
 DECIDES = {
     "finetune": {
         "strategy": "pose",
@@ -181,7 +184,7 @@ def test_every_option_is_said_to_decide_or_not(command):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An extended model, and documents with two columns."""
+    """Write an extended model, and documents with two columns."""
     import ropext
 
     place = tmp_path_factory.mktemp("deciding")
@@ -193,7 +196,7 @@ def folder(tmp_path_factory):
 
 
 def has_work(output):
-    """Whether a run has kept something beside its manifest."""
+    """Return whether a run has kept a file besides its manifest."""
     return any(
         path.is_file() and path.name != "run.json" and not path.name.startswith(".")
         for place in (output, output.with_name(f"{output.name}.run"))
@@ -203,7 +206,7 @@ def has_work(output):
 
 @pytest.fixture(scope="module")
 def begun(folder):
-    """The words of each command whose run was killed once it had kept something."""
+    """Return the words of each command whose run was killed once it had kept some work."""
     found = {}
     for command, words in BEGUN.items():
         output = folder / f"out-{command}"
@@ -223,7 +226,7 @@ def flipped(table):
 
 
 def again(folder, begun, command, name, value, capsys, monkeypatch):
-    """What a dry run of the same command with another value of one option says."""
+    """Return the output of a dry run of the same command with another value of one option."""
     monkeypatch.chdir(folder)
     flag = {"evaluate": "--eval"}.get(name, "--" + name.replace("_", "-"))
     words = list(begun[command])
@@ -263,8 +266,8 @@ def test_the_same_command_goes_on(folder, begun, command, capsys, monkeypatch):
     assert code == 0, heard.err
 
 
-# The keys of a recipe, by the stages that another value does again; those that come after a
-# checkpoint follow by its content.
+# The keys of a recipe, by the stages that another value repeats; the stages after a checkpoint
+# follow by its content.
 RECIPE = {
     "model": "ropext://demo",
     "extend": {"method": "yarn", "factor": 2},
@@ -303,7 +306,7 @@ TOP = {
     "seed": ("1", {"fit", "finetune", "evaluate"}),
     "output": ("elsewhere", set()),
 }
-# What the table above leaves out, and what the run itself says by another key.
+# Keys that the table above leaves out, and keys that the run itself records under another name.
 MORE = {
     "fit": {"split": "other", "report_to": "wandb"},
     "finetune": {"qlora": "", "split": "other", "report_to": "wandb"},
@@ -316,13 +319,14 @@ OF_THE_RUN = {
     "eval": {"method", "factor", "target", "base", "kv", "window", "group", "literal"},
     "fit": {"factor", "target", "context"},
 }
-# A run takes a checkpoint's training as one piece: these begin it anew, where `finetune` and `fit`
-# would go on with it.
+# A run takes a checkpoint's training as one piece: these start it again, although `finetune` and
+# `fit` would resume.
 LIKE_OTHERS = {"micro_rows", "control", "save_every", "link", "slim"}
 
 
 def trainings():
-    """(section, key, value with what it needs, stages done again), from the tables above."""
+    """Yield (section, key, value with the flags it needs, stages that run again), from the tables
+    above."""
     for command, section in (("fit", "fit"), ("finetune", "finetune"), ("eval", "evaluate")):
         values = DECIDES[command] | DOES_NOT[command] | MORE[section]
         passing = {*DOES_NOT[command], "report_to", "device_map", "fail_if"} - LIKE_OTHERS
@@ -336,7 +340,7 @@ def trainings():
 
 
 def as_override(flags):
-    """`128 --strategy pose` as `128 strategy=pose`."""
+    """Return `128 --strategy pose` as `128 strategy=pose`."""
     value, *more = (flags if flags and not flags.startswith("--") else f"true {flags}").split(" --")
     keys = (word.replace("-", "_").replace(" ", "=") for word in more)
     return " ".join([value.strip(), *keys])
@@ -357,7 +361,7 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
     # What a run is of, by its content; and what means something for a scaled model alone.
     wanted -= {("", "model"), ("", "revision"), *((name, "data") for name in SECTIONS)}
     wanted -= {("extend", "original_context")}
-    wanted -= {("finetune", "train")}  # of a position table, which no run takes
+    wanted -= {("finetune", "train")}  # a position table is trained by no run
     # What a choice of the method reads: tests/pipeline/test_auto.py.
     wanted -= {("extend", "within")}
     assert sorted((section, key) for section, key, _, _ in KEYS) == sorted(wanted)
@@ -365,7 +369,8 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """What decides each stage of the recipe above with other values, and as it stands."""
+    """Return the deciding inputs of each stage of the recipe above, with other values and
+    unchanged."""
     from ropext.pipeline import job
     from ropext.pipeline.steps import stages_of
     from ropext.pipeline.work import plan_run

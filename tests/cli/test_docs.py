@@ -1,4 +1,4 @@
-"""Every command in the README and the guide parses, and those of the guide run as they stand."""
+"""Every command in the README and the guide parses, and the guide's commands run unchanged."""
 
 import json
 import re
@@ -45,20 +45,20 @@ WITH_COMMANDS = (
 
 
 def lines(page):
-    """The lines of the page's fenced and indented blocks; a continued one is one."""
+    """Return the lines of the page's fenced and indented blocks; a continued one is one."""
     text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
     blocks = [block for language, block in fenced if language in ("", "sh")]
     for language, block in fenced:
-        if language == "console":  # commands after a prompt, and what they print
+        if language == "console":  # commands after a prompt, and their output
             blocks.append("\n".join(re.findall(r"^\$ (.*)", block, re.M)))
     indented = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     return "\n".join(blocks).splitlines() + indented
 
 
 def commands(page):
-    """The words of every ropext command in the page's blocks: alone, after `&&`, in a container,
-    under `accelerate launch`."""
+    """Return the words of every ropext command in the page's blocks: alone, after `&&`, in a
+    container, under `accelerate launch`."""
     found = []
     for line in lines(page):
         for part in re.sub(r"\"\$\(.*?\)\"", "CONFIG", line).split("&&"):
@@ -193,7 +193,7 @@ def test_the_page_of_environment_variables_has_each_one_that_the_package_reads()
 
 
 def anchors(text):
-    """The anchors that a Markdown page's headings get."""
+    """Return the anchors that a Markdown page's headings get."""
     heads = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -222,7 +222,7 @@ DOORS = {
 
 
 def linked(page):
-    """The pages to which a page links."""
+    """Return the pages to which a page links."""
     text = (ROOT / page).read_text("utf-8")
     targets = re.findall(r"\]\(([^)#:\s]+\.md)[^)]*\)", text)
     return {
@@ -240,7 +240,7 @@ def test_the_readme_links_to_each_door_and_the_index_to_every_page():
     ]
 
 
-# The pages whose commands run one after the other, each on what the last one wrote.
+# The pages whose commands run one after the other, each on the last one's output.
 GUIDE = ("docs/install.md", "docs/quickstart.md", "docs/choose-a-method.md", "docs/serve.md")
 # Commands that take seconds; the rest of a page only has to parse.
 CHEAP = ("inspect", "plan", "extend", "verify", "methods", "recipes", "schema")
@@ -248,7 +248,8 @@ LATER = ("--fit", "--finetune", "--eval", "--measure", "--endpoint", "auto")
 
 
 def is_cheap(words):
-    """Whether a page's command runs here: its model is there, and nothing is trained or read."""
+    """Return whether a page's command runs here: its model exists, and nothing is trained or
+    read."""
     local = [w for w in words[1:2] if w.startswith(".") or "/" in w or w.endswith(".gguf")]
     there = all(Path(word).exists() or word.startswith("ropext://") for word in local)
     placeholder = any(word.isupper() and len(word) > 2 for word in words)

@@ -1,8 +1,8 @@
-"""What holds for every command: stdout, stderr, --json, --quiet, exit codes, no escape codes.
+"""Rules for every command: stdout, stderr, --json, --quiet, exit codes, no escape codes.
 
 Each command has a row; a new one fails until it has its own. All rows run in one interpreter whose
-standard output and error are files, so that what a library prints past Python is seen too, and on a
-model with code of its own, which none of them runs.
+standard output and error are files, so that lines that a library prints past Python are seen too.
+They run on a model with code of its own, which none of them runs.
 """
 
 import json
@@ -56,7 +56,7 @@ def test_every_command_has_a_row():
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What each command says with --json and with --quiet."""
+    """Return the output of each command with --json and with --quiet."""
     folder = tmp_path_factory.mktemp("every")
     for name in SHADOWS:
         (folder / f"{name}.py").write_text(
@@ -78,22 +78,22 @@ def said(tmp_path_factory):
 
 @pytest.mark.slow
 def test_no_command_imports_from_the_working_folder(said):
-    """Nor does a process that it starts: each of these names is one that Python, torch or
-    transformers looks for."""
+    """Nor does a process that it starts: Python, torch or transformers looks for each of these
+    names."""
     assert not list(said["folder"].rglob("*.ran"))
 
 
 @pytest.mark.slow
 def test_no_command_runs_the_models_code(said):
-    """tests/cli/test_strangers.py shows that it would run where it is asked for."""
+    """tests/cli/test_strangers.py shows that it would run with the user's consent."""
     assert not (said["folder"] / "code.ran").exists()
     assert (said["folder"] / "extended/evil.py").exists()
 
 
 @pytest.mark.slow
 def test_no_command_shows_a_token(said):
-    """Of those in its environment: not in what it says or writes, nor to a process that it starts.
-    What fails, and what talks to a hub, is in tests/reliability/test_secrets.py."""
+    """A token in its environment is neither printed, nor written, nor given to a process that it
+    starts. Failures, and commands that use a hub, are in tests/reliability/test_secrets.py."""
     folder = said["folder"]
     for name in ROWS:
         for way in ("--json", "--quiet"):

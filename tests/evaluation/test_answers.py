@@ -43,7 +43,7 @@ def greedy(model, prompt, count):
 def test_teacher_forced_match_is_greedy_generation():
     model, prefix = tiny(), random_ids(40)
     items = items_over(prefix)
-    # Half of the answers are what the model would say, one of them with its last token changed.
+    # Half of the answers are the model's own, one of them with its last token changed.
     said = [greedy(model, item.prompt, 4) for item in items]
     right = [
         Item(*(item.task, item.length, item.depth, item.index, item.seed, item.prompt), own)
@@ -104,12 +104,13 @@ def test_answer_nll_is_the_mean_of_its_tokens():
 
 
 def words(ids):
-    """A decoder whose every token is a word of its own."""
+    """Decode so that every token is a word of its own."""
     return " ".join(f"<{token}>" for token in ids)
 
 
 def named(items, model, room=9):
-    """Questions answered in words: what the model says, from no token of the answer to all."""
+    """Return questions answered in words: the model's answers match from none to all of their
+    tokens."""
     found = []
     for k, item in enumerate(items):
         said = greedy(model, item.prompt, room)
@@ -122,14 +123,15 @@ def named(items, model, room=9):
 
 
 def margins(model, item, said):
-    """By how much the best logit leads the second, where each token was said."""
+    """Return by how much the best logit leads the second, at each generated token."""
     logits = model(torch.tensor([[BOS, *item.prompt, *said]])).logits[0, -len(said) - 1 : -1]
     best = logits.topk(2).values
     return best[:, 0] - best[:, 1]
 
 
 def same_unless_tied(model, item, one, other):
-    """Equal up to the first token at which the two best logits lie within 1e-4."""
+    """Return whether the answers are equal up to the first token whose two best logits are within
+    1e-4."""
     for k, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return float(margins(model, item, other)[k]) < 1e-4
@@ -152,7 +154,7 @@ def test_what_is_said_is_what_greedy_decoding_says(kind, chunk, backs, monkeypat
         said = greedy(model, item.prompt, item.room)[: len(one.predicted)]
         assert same_unless_tied(model, item, one.predicted, said)
         assert one.answer_nll == pytest.approx(other.answer_nll, abs=1e-4)
-        # It stops where all is named, or at the end of the room.
+        # It stops when all names are found, or at the end of the room.
         assert one.score == match(words(said), item.references, False)
         assert one.exact == (one.score == 1)
         assert len(said) == item.room or (one.exact and said[-1] == int(item.references[0][1:-1]))
@@ -185,7 +187,8 @@ def test_the_right_answer_is_read_at_once_and_the_rest_token_by_token():
     assert seen[0] == 71
     assert sum(seen[1:]) <= sum(item.most_read - item.shared for item in items)
     asked = [size for size in seen[1:] if size > 1]
-    # With the right answer; and where all but its last is not said, with the beginning of what is.
+    # With the right answer; and if the model misses more than its last token, with the beginning of
+    # its own answer.
     assert asked[:8:2] == [3 + k + 4 for k in range(4)]
     assert asked[1:8:2] == [3 + k + k for k in range(4)]
     assert asked[8:] == [3 + 4 + 4, 3 + 5 + 4]

@@ -1,4 +1,4 @@
-"""What pictures draw is what was measured: every line, band and cell against results.json."""
+"""Pictures draw the measured values: every line, band and cell is compared with results.json."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def figures(run):
-    """Each picture's figure by its name, before it became PNG bytes."""
+    """Return each picture's figure by its name, before it became PNG bytes."""
     kept = {}
     png = plots.png
 
@@ -47,10 +47,11 @@ def results_of(run):
 
 
 def curves_in(figure):
-    """Each named line: its places and values, and the lower and upper edge of its band there."""
+    """Return each named line: its places and values, and the lower and upper edge of its band
+    there."""
     (axis,) = figure.axes
     named = [line for line in axis.lines if not line.get_label().startswith("_")]
-    lines = [line for line in named if len(line.get_xdata())]  # not what the legend explains
+    lines = [line for line in named if len(line.get_xdata())]  # without the legend's samples
     curves = {}
     for line, band in zip(lines, axis.collections, strict=True):
         places = line.get_xdata()
@@ -102,8 +103,8 @@ def test_bands_are_the_intervals_over_documents(run, figures):
 
 
 def test_cells_of_a_heat_map_are_the_shares_of_the_answers(run, monkeypatch):
-    """Of answers where each cell has another share: at length 64 none, at 128 half, at 256 all,
-    but at the end of it none."""
+    """Each cell has its own share: at length 64 none, at 128 half, at 256 all, but at its end
+    none."""
     answered = [0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 1.0, 1.0, 0.0]  # three depths of each length
     model = run.models["yarn-4x"]
     places = [(length, depth) for length in (64, 128, 256) for depth in (0.0, 0.5, 1.0)]
@@ -133,7 +134,7 @@ def test_wavelengths_are_those_of_the_results(run, figures):
 
 
 def test_numbers_on_a_card_are_those_of_the_results(run):
-    """Row by row out of the Markdown, as far as it is shown."""
+    """They are compared row by row from the Markdown, as far as it prints them."""
     results = results_of(run)
     numbers = with_rows([tables.headline(run), tables.summary(run)])
     plain = card.Card(title="m", base="b", base_is_hub_id=False, summary=("Extended.",))
@@ -151,7 +152,7 @@ def test_numbers_on_a_card_are_those_of_the_results(run):
             written = [float(number) for number in re.findall(r"[-+]?\d+\.?\d*", cell)]
             ends = written[1:]
             assert written[0] == pytest.approx(value["value"], abs=6e-4)
-            if len(ends) == 1:  # half of the interval, where that is about even
+            if len(ends) == 1:  # half of the interval, which is about even here
                 low, high = value["ci95"]
                 assert ends[0] == pytest.approx((high - low) / 2, abs=6e-4)
                 compared += 1

@@ -1,4 +1,4 @@
-"""Whole evaluations of a tiny checkpoint: what is measured, what is kept, what is refused."""
+"""Whole evaluations of a tiny checkpoint: the numbers, the kept files, the refusals."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def whole(place):
-    """The undisturbed run that others are compared with."""
+    """Run the undisturbed evaluation that others are compared with."""
     return evaluate(str(place / "model"), place / "whole", **asked(place))
 
 
@@ -100,7 +100,7 @@ def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole
     assert metric(done, "base", "tail@256") == pytest.approx(
         metric(whole, "base", "tail@256"), rel=1e-5
     )
-    # The base beyond its window, and its answers, are those of the model before extension.
+    # Beyond its window the base gives the answers of the model before extension.
     for name in ("tail@256", "gain@128", "copy@256"):
         expected = metric(whole, "untouched", name)
         assert metric(done, "untouched", name) == pytest.approx(expected, rel=1e-5, abs=1e-6)
@@ -108,7 +108,7 @@ def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole
 
 
 def without_record(place, tmp_path, method):
-    """An extension whose record another program's save has dropped."""
+    """Write an extension whose record another program's save has dropped."""
     out = tmp_path / method
     ropext.extend(str(place / "model"), out, method=method, factor=4.0, no_verify=True)
     (out / "ropext.json").unlink()
@@ -207,7 +207,7 @@ def test_killed_and_resumed_gives_the_same_bytes(place, whole):
     done = []
 
     def show(read, *_):
-        done.extend([1] * bool(read))  # not where it begins
+        done.extend([1] * bool(read))  # not at its beginning
         if len(done) == 20:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -292,7 +292,7 @@ def test_retrieval_alone_needs_no_data(place):
     assert set(done.results["variants"][label]["metrics"]) == {
         *("copy@64", "copy_nll@64", "effective_context.copy")
     }
-    # The shorter default lengths do not hold an item; one that is asked for is an error.
+    # The shorter default lengths hold no item; a requested length that holds none is an error.
     assert sum("copy is left out at" in line for line in heard) == 2
     with pytest.raises(UsageError, match="takes at least"):
         evaluate(str(place / "model"), **options, lengths="32,64")
@@ -322,8 +322,8 @@ def test_a_longrope_with_two_sets_is_read_in_two_passes(place):
 
 
 def test_the_base_of_an_extended_longrope_reads_its_window_with_the_set_of_that_length(place):
-    """A longrope with two sets, extended once more: its base is what it was before, which is read
-    from the directory itself, and from the record of the extended one."""
+    """A longrope with two sets is extended once more. Its base is the model before that, read from
+    the directory itself, and from the record of the extended one."""
     short, long = place / "two-sets", place / "two-sets-more"
     write_checkpoint(short, max_position_embeddings=128, rope_parameters=rope("longrope", 2.0))
     for context in (CONTEXT, 128):
@@ -379,7 +379,7 @@ def test_dropped_lengths_and_documents_are_said(place):
     done = evaluate(str(place / "model"), say=heard.append, **untouched)
     assert done.results["lengths"][-1] == 32
     assert any("lengths 64 are left out: of 12 documents 5 reach 64" in line for line in heard)
-    # The target of an extension is what one asks about.
+    # The target of an extension is the length in question.
     with pytest.raises(InputError, match="0 of 12 documents reach the target of 256 tokens") as no:
         evaluate(str(place / "model"), **options)
     assert "--lengths 16,32 reads no further" in str(no.value)
@@ -507,7 +507,7 @@ def test_out_of_memory_names_the_options_and_keeps_what_is_finished(place, whole
     def fails_at_last(self, ids, watch):
         read.append(len(ids))
         if len(read) > 70:
-            # What torch's CPU allocator says when it is asked for too much.
+            # The error of torch's CPU allocator for a request that is too large.
             torch.empty(1 << 60, dtype=torch.uint8)
         return own(self, ids, watch)
 

@@ -1,4 +1,4 @@
-"""A model type that is released tomorrow: what stock transformers shows of it, against families."""
+"""A model type released tomorrow: ropext reads it from stock transformers as `families` would."""
 
 import json
 import os
@@ -61,13 +61,14 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def read(config):
-    """The model of a config, as who opens it has it read."""
+    """Read the model of a config as `open_snapshot` has it read."""
     stock.describe_unknown_types(config)
     return families.read(config)
 
 
 def outcome(config, kinds=()):
-    """The model and its plan by four, or why there is none, where these types are not known."""
+    """Return the model and its plan by four with these types hidden, or the reason why there is
+    none."""
     found = {}
     with hidden(*kinds):
         try:
@@ -84,7 +85,7 @@ def outcome(config, kinds=()):
 
 
 def differences(config, *kinds):
-    """The names of what is another where stock alone knows these types."""
+    """Return the names of the fields that differ if stock alone knows these types."""
     known = outcome(config)
     shown = outcome(config, kinds)
     if "refused" in shown and "refused" not in known:
@@ -120,7 +121,7 @@ NOVA = SIZES | {"model_type": "nova", "max_position_embeddings": 512, "rope_thet
 
 
 def answer(theta=500.0):
-    """What the child would say of such a type, whose heads of 16 turn half their channels."""
+    """Return the child's answer for such a type, whose heads of 16 turn half their channels."""
     row = {
         "forms": ["default", "linear"],
         "softmax_mscale": False,
@@ -143,7 +144,7 @@ def answer(theta=500.0):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Every job that a child was given, and the answer to all of them."""
+    """Return every job that a child received, and the answer to all of them."""
     jobs = []
     told = {"answer": answer()}
 
@@ -199,7 +200,7 @@ def test_numbers_that_are_not_understood_refuse_the_config(asked):
 
 
 def test_each_config_has_the_answers_about_itself(asked):
-    """Another config of the same type is asked about, and the first keeps what it showed."""
+    """ropext asks again for another config of the same type, and the first keeps its answers."""
     jobs, told = asked
     read(NOVA)
     other = answer()
@@ -252,7 +253,7 @@ def test_a_second_config_is_held_against_stock_too(asked):
     ],
 )
 def test_a_config_that_differs_in_its_rope_alone_is_held_against_stock_too(asked, other):
-    """What it shares with one that was asked about says nothing of its own numbers."""
+    """The facts that it shares with a known config tell nothing about its own numbers."""
     jobs, told = asked
     read(NOVA)
     told["answer"] = answer(theta=501.0)  # which no reading of the other one has
@@ -413,7 +414,7 @@ def test_sizes_without_bound_are_refused_before_they_are_built(asked):
 
 
 def with_types(place: Path, **renamed: str) -> None:
-    """A copy of the installed transformers in which these types stand under a new name too."""
+    """Copy the installed transformers, and add these types to it under new names too."""
     import transformers
 
     real = Path(transformers.__file__).parent
@@ -438,7 +439,7 @@ def with_types(place: Path, **renamed: str) -> None:
 
 
 def named(text: str, old: str, new: str) -> str:
-    """The text of one type as that of another."""
+    """Return the text of one type under the name of another."""
     return text.replace(old, new).replace(old.capitalize(), new.capitalize())
 
 
@@ -520,7 +521,7 @@ MINICPM3 = {
         "original_max_position_embeddings": 32768,
     },
 }
-# Gemma 4 31B by its layers, heads and windows; what no cache depends on is narrow.
+# Gemma 4 31B by its layers, heads and windows; the sizes that no cache depends on are narrow.
 GEMMA4_31B = {
     "model_type": "gemma4_text",
     "hidden_size": 64,

@@ -1,9 +1,9 @@
-"""Paper witnesses: what released models rotate by, worked from their authors' code and papers.
+"""Paper witnesses: released models' rotations, computed by hand from their authors' code and
+papers.
 
-Stock transformers is the oracle everywhere else; here it is a defendant. Each witness names where
-its numbers were read; a number that was found at no such place says so. The ends of YaRN's ramps
-were worked by hand: dim(r) = d ln(L / (2 pi r)) / (2 ln theta), floor of dim(32), ceiling of
-dim(1).
+Stock transformers is the oracle everywhere else; here it is on trial. Each witness names the source
+of its numbers; a number without a source is marked. The ends of YaRN's ramps were computed by hand:
+dim(r) = d ln(L / (2 pi r)) / (2 ln theta), floor of dim(32), ceiling of dim(1).
 """
 
 import json
@@ -17,14 +17,14 @@ from ropext import families, proof
 from ropext.scaling.rope import Site, Spectrum
 
 SIZES = published.LLAMA
-# rope_scaling.long_factor of Phi-3.5-mini, as in MindSpeed-LLM's evaluation script of it: there,
-# and in config.json, stand the float32 of these two decimals (1.0800000429153442).
+# rope_scaling.long_factor of Phi-3.5-mini, as in MindSpeed-LLM's evaluation script: that script and
+# config.json hold the float32 of these two decimals (1.0800000429153442).
 PHI35 = (
     "1.08 1.11 1.14 1.34 1.59 1.6 1.62 2.62 3.23 3.23 4.79 7.4 7.7 9.09 12.2 17.67 24.46 28.57 "
     "30.42 30.84 32.59 32.93 42.32 44.96 50.34 50.45 57.55 57.93 58.21 60.14 62.61 62.62 62.71 "
     "63.14 63.14 63.77 63.93 63.96 63.97 64.03 64.07 64.08 64.12 64.41 64.48 64.51 64.53 64.84"
 )
-# Of Phi-4-mini, which shares it with Phi-4-multimodal, whose whole config stands in TensorRT-LLM,
+# From Phi-4-mini, which shares it with Phi-4-multimodal; TensorRT-LLM has the whole config in
 # tests/unittest/_torch/modeling/test_modeling_phi4mm.py.
 PHI4 = (
     "1 1.118320672 1.250641126 1.398617824 1.564103225 1.74916897 1.956131817 2.187582649 "
@@ -50,7 +50,8 @@ def plain(d: int, theta: float) -> list[float]:
 
 
 def ramped(d: int, theta: float, s: float, low: float, high: float) -> list[float]:
-    """jquesnelle/yarn: f/s * mask + f * (1 - mask), mask = clamp((k - low)/(high - low), 0, 1)."""
+    """Compute jquesnelle/yarn: f/s * mask + f * (1 - mask), mask = clamp((k - low)/(high - low), 0,
+    1)."""
     out = []
     for k, f in enumerate(plain(d, theta)):
         mask = min(max((k - low) / (high - low), 0.0), 1.0)
@@ -59,7 +60,7 @@ def ramped(d: int, theta: float, s: float, low: float, high: float) -> list[floa
 
 
 def llama31() -> list[float]:
-    """meta-llama/llama-models, models/llama3/model.py, apply_scaling."""
+    """Compute meta-llama/llama-models, models/llama3/model.py, apply_scaling."""
     out = []
     for f in plain(128, 500000.0):
         wavelen = 2 * math.pi / f
@@ -74,7 +75,8 @@ def llama31() -> list[float]:
 
 
 def gpt_oss() -> list[float]:
-    """openai/gpt-oss, gpt_oss/torch/model.py, _compute_concentration_and_inv_freq: no rounding."""
+    """Compute openai/gpt-oss, gpt_oss/torch/model.py, _compute_concentration_and_inv_freq: no
+    rounding."""
     d_half = 32
     low = d_half * math.log(4096 / (32 * 2 * math.pi)) / math.log(150000)
     high = d_half * math.log(4096 / (1 * 2 * math.pi)) / math.log(150000)
@@ -83,7 +85,8 @@ def gpt_oss() -> list[float]:
 
 
 def longrope(factors: str, d: int) -> list[float]:
-    """microsoft's modeling_phi3.py: 1 / (ext_factors * base^(2k/d)), long beyond 4096 tokens."""
+    """Compute microsoft's modeling_phi3.py: 1 / (ext_factors * base^(2k/d)), long beyond 4096
+    tokens."""
     pairs = zip(factors.split(), plain(d, 10000.0), strict=True)
     return [f / float(factor) for factor, f in pairs]
 
@@ -194,8 +197,8 @@ WITNESSES: dict[str, tuple[dict, dict[str, Truth]]] = {
         {ALL: Truth(plain(64, 1e6))},
     ),
     # modeling_phimoe.py, as Microsoft gave it to transformers 4: the long set beyond 4096 tokens,
-    # with long_mscale. The released list of 64 factors was found nowhere: Phi-3.5-mini's, and heads
-    # of 96, stand in for it, so that this is a witness of the rule and not of the model.
+    # with long_mscale. The released list of 64 factors was found nowhere. Phi-3.5-mini's factors,
+    # with heads of 96, replace it, so that this is a witness of the rule and not of the model.
     "Phi-3.5-MoE": (
         {"model_type": "phimoe", "hidden_size": 384, "head_dim": 96, "num_local_experts": 4}
         | phi(PHI35),
@@ -204,7 +207,7 @@ WITNESSES: dict[str, tuple[dict, dict[str, Truth]]] = {
 }
 MSCALES = {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122}
 WITNESSES["Phi-3.5-MoE"][0]["rope_scaling"].update(MSCALES)
-DIFFERS = ("Phi-3.5-MoE",)  # where stock transformers is not the authors' model
+DIFFERS = ("Phi-3.5-MoE",)  # stock transformers differs from the authors' model
 SAYS = "differs from the authors here"
 
 
@@ -245,7 +248,7 @@ def test_stock_is_the_authors_model_or_the_plan_says_not(stock, name: str) -> No
         spectrum = Spectrum(tuple(truth.inv_freq), truth.attention, truth.softmax)
         sites.append(Site(label, spectrum, {}))
     truths = proof.ExpectedRotary(tuple(sites), 80.0)
-    # The second set is for inputs of 4096 tokens at most, where Phi's authors have plain RoPE.
+    # The second set is for inputs of 4096 tokens at most; Phi's authors have plain RoPE there.
     found = stock[name] | {
         "rotary": [one | {"short_inv_freq": None} for one in stock[name]["rotary"]]
     }

@@ -38,7 +38,7 @@ from ropext.verifying.weights import check_weights
 
 LONGEST_SENTENCE = 500  # characters
 LARGEST_GROWTH = 10**9  # bytes of memory for one input
-FORGERY = "\nforged line"  # of one of the words that the inputs are spoiled with
+FORGERY = "\nforged line"  # part of one of the words that spoil the inputs
 LONG = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 HANGS = 20  # CPU seconds; a guard against a hang, not a measure of speed
 WAITS = 20  # seconds; nearly all of them asleep, not in line for a processor
@@ -70,7 +70,7 @@ class Broken(AssertionError):
 
 @dataclass
 class Input:
-    """One checkpoint directory with one file spoiled, and what is asked of it."""
+    """One checkpoint directory with one spoiled file, and the options of the call."""
 
     file: str
     data: bytes
@@ -86,17 +86,17 @@ class Tally:
     sentences: Counter[str] = field(default_factory=Counter)
     planned: list[tuple[dict[str, Any], Plan]] = field(default_factory=list)
     slowest: float = 0.0  # seconds of one input
-    largest: int = 0  # bytes of memory that one input took above what was held before
+    largest: int = 0  # bytes of memory that one input took above the level before
 
 
-# Of a hundred inputs: what else is read is small, and is read by few lines.
+# Shares of a hundred inputs: the other files are small, and few lines read them.
 FILES = ["config.json"] * 66 + ["ropext.json"] * 16
 FILES += [name for name in seeds.FILES if name not in FILES for _ in range(3)]
 
 
 @st.composite
 def inputs(draw: st.DrawFn) -> Input:
-    """One input of any kind."""
+    """Draw one input of any kind."""
     file = draw(st.sampled_from(FILES))
     options = draw(st.sampled_from(METHODS)) | draw(st.sampled_from(FACTORS))
     data = draw(_contents(file))
@@ -121,7 +121,7 @@ def _contents(draw: st.DrawFn, file: str) -> bytes:
 
 @st.composite
 def configs(draw: st.DrawFn) -> Any:
-    """A config of a model that is known, spoiled; half of them can most often be extended."""
+    """Draw a spoiled config of a known model; half of these configs can most often be extended."""
     seed = draw(st.sampled_from(("rotary",) * 6 + ("small",) * 3 + ("any",)))
     configs = seeds.rotary_configs() if seed == "rotary" else seeds.model_configs()
     config = seeds.SMALL_LLAMA if seed == "small" else draw(st.sampled_from(configs))
@@ -134,7 +134,8 @@ def configs(draw: st.DrawFn) -> Any:
 
 @contextmanager
 def guarded() -> Any:
-    """Turns a hang into a failure: one that computes, and one that waits for what never comes."""
+    """Turn a hang into a failure, whether the process computes or waits for something that never
+    comes."""
     began = time.monotonic() - awake()
 
     def stop(signum: int, frame: Any) -> None:
@@ -160,8 +161,8 @@ def guarded() -> Any:
         signal.signal(signal.SIGALRM, before[1])
 
 
-# Nanoseconds that this process computed, and that it stood in line for a processor, so that a busy
-# machine is told from a process that waits for nothing.
+# Nanoseconds in which this process computed, and in which it waited for a processor: they tell a
+# busy machine from a process that waits for nothing.
 SCHEDULED = Path("/proc/self/schedstat")
 
 
@@ -179,7 +180,7 @@ def check_sentence(sentence: str) -> None:
 
 
 def check_json(document: Any) -> None:
-    """What --json prints is JSON, and text that a terminal or pipe takes."""
+    """Check that the output of --json is JSON, and text that a terminal or pipe takes."""
     check_text(printed := output.as_json(document))
     json.loads(printed, parse_constant=_refuse)
 
@@ -197,7 +198,7 @@ def check_text(shown: str) -> None:
 
 
 def attempt(step: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of a step, or the RopextError, whose sentence is checked."""
+    """Return the result of a step, or the RopextError, whose sentence is checked."""
     try:
         return step(*args, **kwargs)
     except RopextError as error:
@@ -206,7 +207,8 @@ def attempt(step: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def resident(name: str, anew: bool = False) -> int:
-    """VmRSS (now) or VmHWM (highest since it was reset with `anew`), in bytes; 0 off Linux."""
+    """Return VmRSS (now) or VmHWM (highest since it was reset with `anew`) in bytes; 0 if this is
+    not Linux."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0
@@ -221,7 +223,7 @@ def _files(directory: Path) -> dict[str, bytes]:
 
 
 def lay_out(directory: Path, item: Input) -> dict[str, bytes]:
-    """The checkpoint with its spoiled file; only what differs is written."""
+    """Write the checkpoint with its spoiled file; only files that differ are written."""
     directory.mkdir(exist_ok=True)
     before, files = _files(directory), seeds.good_files() | {item.file: item.data}
     for name in before.keys() - files:
@@ -233,7 +235,7 @@ def lay_out(directory: Path, item: Input) -> dict[str, bytes]:
 
 
 def run(item: Input, room: Path, tally: Tally) -> str:
-    """One input through inspect, plan, verify's file checks and, for some, extend."""
+    """Take one input through inspect, plan, verify's file checks and, for some inputs, extend."""
     directory = room / "base"
     before = lay_out(directory, item)
     with guarded():
@@ -283,7 +285,7 @@ def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
 
 
 def _shape(sentence: str) -> str:
-    """A sentence without its names and numbers, for counting kinds."""
+    """Return a sentence without its names and numbers, for counting kinds."""
     words = sentence.partition("config.json")[2] if "config.json" in sentence else sentence
     return " ".join(w for w in words.split() if w.isalpha())[:60]
 
@@ -296,7 +298,7 @@ def look(directory: Path) -> None:
 
 
 def _check_files(directory: Path) -> None:
-    """What verify says without building the model, and its repair."""
+    """Run verify's checks that need no model, and its repair."""
     snapshot = attempt(open_snapshot, str(directory), weights=True)
     if isinstance(snapshot, RopextError):
         return
@@ -320,7 +322,7 @@ def _check_files(directory: Path) -> None:
 
 
 def check_plan(plan: Plan | TablePlan) -> None:
-    """A plan is finite, can be shown, and its config reads back as what was planned."""
+    """Check that a plan is finite, can be printed, and that its config reads back as planned."""
     check_json(plan.to_json())
     check_text(text.plan(plan))
     if isinstance(plan, TablePlan):

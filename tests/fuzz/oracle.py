@@ -1,4 +1,4 @@
-"""Stock transformers as the judge of what ropext read and planned, in a process without ropext."""
+"""Stock transformers judges ropext's readings and plans, in a process without ropext."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +12,7 @@ from ropext.scaling.rope import Spectrum
 
 @dataclass
 class Verdicts:
-    """How many plans were judged, and what was wrong."""
+    """The number of judged plans, and their errors."""
 
     equal: int = 0
     refused: dict[str, int] = field(default_factory=dict)  # by the stock side: reason -> count
@@ -45,7 +45,7 @@ def _cases(number: int, config: dict[str, Any], plan: Plan) -> list[Case]:
     cases = []
     if kind != "dbrx":  # transformers 5 forgets the theta in attn_config, which ropext reads
         cases.append(Case(kind, f"base of plan {number}", config, before, thetas))
-    if not any(label.startswith("theta ") for label in after):  # named after what is changed
+    if not any(label.startswith("theta ") for label in after):  # named after the changed value
         case = Case(kind, f"plan {number} by-parts", plan.config, after, new_thetas)
         cases.append(
             replace(case, factor=plan.target / plan.model.scaled_sites[0].rope.original_context)
@@ -54,14 +54,14 @@ def _cases(number: int, config: dict[str, Any], plan: Plan) -> list[Case]:
 
 
 def _as_built(spectrum: Spectrum) -> Spectrum:
-    """Of two sets stock builds the module with the short one."""
+    """Return the short one of two sets, because stock builds the module with it."""
     if spectrum.short_inv_freq is None:
         return spectrum
     return replace(spectrum, inv_freq=spectrum.short_inv_freq)
 
 
 def judge(planned: list[tuple[dict[str, Any], Plan]], most: int) -> Verdicts:
-    """Compare up to `most` plans, spread over the campaign, with what stock builds."""
+    """Compare up to `most` plans, spread over the campaign, with stock's tables."""
     fit = [(i, config, plan) for i, (config, plan) in enumerate(planned) if _judged(config, plan)]
     chosen = fit[:: max(1, len(fit) // most)][:most] if most else []
     verdicts = Verdicts()
@@ -78,7 +78,8 @@ def judge(planned: list[tuple[dict[str, Any], Plan]], most: int) -> Verdicts:
 
 
 def _judged(config: dict[str, Any], plan: Plan) -> bool:
-    """A context that was told, or one below the original, is no fact of the config."""
+    """Return whether a plan can be judged: a given context, or one below the original, is no fact
+    of the config."""
     return (
         _small(config)
         and plan.recipe.context is None

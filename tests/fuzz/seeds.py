@@ -68,14 +68,14 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def safetensors() -> bytes:
-    """One tensor of two float32."""
+    """Return a file with one tensor of two float32."""
     table = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
     header = json.dumps({"__metadata__": {"format": "pt"}} | table).encode()
     return len(header).to_bytes(8, "little") + header + b"\0" * 8
 
 
 def record(config: dict[str, Any]) -> dict[str, Any]:
-    """The ropext.json that an extension of `config` writes."""
+    """Return the ropext.json that an extension of `config` writes."""
     plan = make_plan(config, extend.parse_extend({"factor": 4.0}), "base")
     snapshot = Snapshot("base", Path("base"), config, {}, {})
     return provenance.to_json(record_of(plan, provenance.base_of(snapshot)))
@@ -83,7 +83,7 @@ def record(config: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def model_configs() -> tuple[dict[str, Any], ...]:
-    """Released, tiny and bare configs of every model type that the census knows."""
+    """Return released, tiny and bare configs of every model type that the census knows."""
     found = [v for k, v in sorted(vars(configs).items()) if k.isupper() and "model_type" in v]
     found += [published.config(name) for name in published.CONFIGS]
     for model_type in sorted(census()):
@@ -98,13 +98,13 @@ def model_configs() -> tuple[dict[str, Any], ...]:
 
 @cache
 def rotary_configs() -> tuple[dict[str, Any], ...]:
-    """Those of them that can be extended as they stand."""
+    """Return the model configs that can be extended unchanged."""
     return tuple(c for c in model_configs() if tiny.text_part(c["model_type"]))
 
 
 @cache
 def good_files() -> dict[str, bytes]:
-    """One checkpoint in which every file is right."""
+    """Return one checkpoint in which every file is right."""
     out = {name: json.dumps(content, indent=2).encode() for name, content in OTHERS.items()}
     out["config.json"] = json.dumps(SMALL_LLAMA).encode()
     out[SHARD] = safetensors()
@@ -112,7 +112,7 @@ def good_files() -> dict[str, bytes]:
 
 
 def chained(config: dict[str, Any]) -> dict[str, Any]:
-    """The record of three extensions, one of another."""
+    """Return the record of three extensions, each of the one before."""
     links: dict[str, Any] = {}
     for factor in (2.0, 1.5, 2.0):
         plan = make_plan(config, extend.parse_extend({"factor": factor}), "base")

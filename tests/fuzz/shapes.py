@@ -1,7 +1,7 @@
 """Documents of another shape, as hypothesis draws and shrinks them.
 
-A value is gone, of another type, nested, doubled, huge, or what stands elsewhere; a record stands
-in a chain; at last come bytes that are no document.
+A value is gone, of another type, nested, doubled, huge, or taken from another place. A record
+becomes part of a chain. At last come bytes that are no document.
 """
 
 import copy
@@ -40,7 +40,7 @@ SOME_KEYS = st.sampled_from(ROPE_KEYS) | SOME_WORDS | st.text(max_size=8)
 
 
 def _as_record(number: str) -> dict[str, str]:
-    """A new object each time, for a later change may alter it."""
+    """Return a new object each time, because a later change may alter it."""
     return {"__float__": number}
 
 
@@ -68,7 +68,7 @@ KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "longrope
 
 @st.composite
 def rope_dicts(draw: st.DrawFn) -> dict[str, Any]:
-    """A rope dict that is mostly right, or nearly."""
+    """Draw a rope dict that is right or nearly right."""
     kind = draw(st.sampled_from(KINDS))
     out: dict[str, Any] = {draw(st.sampled_from(("rope_type", "type"))): kind}
     keys: dict[str, tuple[Any, ...]] = {"rope_theta": (1.0001, 2.0, 1e4, 10000, 5e5, 1e12, 1e29)}
@@ -100,7 +100,7 @@ def rope_dicts(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def places(value: Json, path: Path = ()) -> list[Path]:
-    """The path of every value inside a document; of a long list, of its first ones."""
+    """Return the path of every value inside a document; a long list gives only its first ones."""
     found: list[Path] = []
     pairs: Any = ()
     if isinstance(value, dict):
@@ -138,7 +138,7 @@ def nested(value: Json, levels: int, key: str = "a") -> Json:
 
 @st.composite
 def _other(draw: st.DrawFn, document: Json, value: Json) -> Json:
-    """What stands in place of a value."""
+    """Draw a replacement for a value."""
     if isinstance(value, str) and draw(st.booleans()):
         return draw(SOME_WORDS)
     paths = places(document)
@@ -170,7 +170,7 @@ def _other(draw: st.DrawFn, document: Json, value: Json) -> Json:
 
 @st.composite
 def reshaped(draw: st.DrawFn, document: Json) -> Json:
-    """A copy with one to three values of another shape, at any depth."""
+    """Draw a copy with one to three values of another shape, at any depth."""
     out = copy.deepcopy(document)
     for _ in range(draw(st.sampled_from((1, 1, 2, 3)))):
         paths = places(out)
@@ -196,7 +196,7 @@ def reshaped(draw: st.DrawFn, document: Json) -> Json:
 
 @st.composite
 def plannable(draw: st.DrawFn, config: Json) -> Json:
-    """A copy of a config that most often can be extended."""
+    """Draw a copy of a config that most often can be extended."""
     out = copy.deepcopy(config)
     parts = [out] + [part for part in out.values() if isinstance(part, dict)]
     for _ in range(draw(st.sampled_from((1, 1, 2)))):
@@ -223,7 +223,7 @@ def plannable(draw: st.DrawFn, config: Json) -> Json:
 
 @st.composite
 def records(draw: st.DrawFn) -> Json:
-    """A record of another shape, which may stand in a long chain of its own links."""
+    """Draw a record of another shape, which may be in a long chain of its own links."""
     record = draw(reshaped(draw(st.sampled_from(seeds.records()))))
     for _ in range(draw(st.sampled_from((0, 0, 0, 1, 3, 40)))):
         base = record.get("base") if isinstance(record, dict) else None
@@ -249,7 +249,8 @@ NO_DOCUMENTS = (
 
 
 def encoded(document: Json) -> bytes:
-    """As JSON text; Infinity and NaN as Python spells them, lone surrogates as escapes."""
+    """Return the document as JSON text; Infinity and NaN as Python spells them, lone surrogates as
+    escapes."""
     return json.dumps(document, indent=2).encode()
 
 

@@ -34,8 +34,11 @@ DRAWN_FROM = (campaign, seeds, shapes, families_config, reading, respelling, pro
 
 @pytest.fixture(scope="module", autouse=True)
 def same_inputs_in_any_order():
-    """Hypothesis draws constants of every module that is loaded, so that its inputs would follow
-    from which tests ran before; here it draws those of a few."""
+    """Let Hypothesis draw constants of a few modules.
+
+    By itself it draws constants of every loaded module, so that its inputs would depend on the
+    tests that ran before.
+    """
     constants = providers.Constants()
     for module in DRAWN_FROM:
         constants |= providers.constants_from_module(module)
@@ -48,7 +51,7 @@ def same_inputs_in_any_order():
 
 @pytest.fixture(scope="module")
 def tally(tmp_path_factory):
-    """Every input gives a result or a sentence; what came of them."""
+    """Check that every input gives a result or a sentence; return their counts."""
     room = tmp_path_factory.mktemp("fuzz")
     found = Tally()
 
@@ -81,7 +84,7 @@ def test_stock_builds_what_was_read_and_planned(tally, capsys):
 
 
 def read(spoiled):
-    """A model or a sentence, without a file."""
+    """Read a model without a file, or check the sentence of its refusal."""
     try:
         families.read(spoiled)
     except RopextError as error:
@@ -148,8 +151,8 @@ def test_the_fuzzer_notices_what_it_looks_for(tmp_path, monkeypatch):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was mended for it, each function with its text and the one of before, and where it was
-    missed."""
+    """One error that drawn inputs found: each repaired function with its text after and before, the
+    error, the inputs that reach it, and the step that they fail."""
 
     mends: tuple[tuple[Callable[..., object], str, str], ...]
     error: tuple[type[BaseException], ...]
@@ -178,7 +181,7 @@ def shown(spoiled, folder):
 
 
 def recorded(spoiled, folder):
-    """A record beside a config that is right: what is said of both, and the repair."""
+    """Put a record into a folder whose config is right, and look at it, plan it and repair it."""
     (folder / "config.json").write_text(json.dumps(seeds.SMALL_LLAMA))
     (folder / "ropext.json").write_bytes(shapes.encoded(spoiled))
     campaign.look(folder)
@@ -187,7 +190,7 @@ def recorded(spoiled, folder):
 
 
 def limited(spoiled, folder):
-    """A limit of generation beside a config that is right."""
+    """Put a limit of generation into a folder whose config is right, and look at it."""
     (folder / "config.json").write_text(json.dumps(seeds.SMALL_LLAMA))
     (folder / "generation_config.json").write_bytes(shapes.encoded(spoiled))
     campaign.look(folder)

@@ -211,7 +211,7 @@ def test_far_out_a_file_is_told_what_it_can_take(base, tmp_path):
 
 
 def test_a_file_that_is_scaled_needs_no_scaling_from_the_environment(base, tmp_path, capsys):
-    """Another one would replace what the file says."""
+    """Such a variable would replace the scaling in the file."""
     words = ("--method", "yarn", "--factor", 4, "--details")
     planned = run("plan", base, *words, capsys=capsys)[1].out
     assert "export LLAMA_ARG_ROPE_SCALE=4.0" in planned
@@ -258,7 +258,7 @@ def test_a_raised_length_names_no_environment(base):
 
 
 def test_ollamas_lines_can_be_pasted(base, monkeypatch):
-    """Each stands alone in a row, as the shells of its system take it."""
+    """Each line has a row of its own, in the form that the shells of its system take."""
     plan = inspecting.plan(str(base), factor=4.0, method="yarn")
     rows = [row.strip() for row in serving_text(plan.serving("out.gguf")).splitlines()]
     for row in ("FROM ./out.gguf", "PARAMETER num_ctx 1024"):
@@ -271,7 +271,8 @@ def test_ollamas_lines_can_be_pasted(base, monkeypatch):
 
 
 def test_what_ollama_reads_lies_beside_the_file(base, tmp_path):
-    """The two lines, and a comment that says whose they are; an edited one stays, and is named."""
+    """The Modelfile has two lines, and a comment that names its writer; an edited one stays, and a
+    note names it."""
     out, beside = tmp_path / "my long.gguf", tmp_path / "my long.gguf.Modelfile"
     extend(base, out)
     assert beside.read_text().splitlines()[:2] == ["FROM ./my long.gguf", "PARAMETER num_ctx 1024"]
@@ -445,7 +446,7 @@ def test_the_length_alone_leaves_what_ggml_computes(tmp_path, arch, more):
     assert ggml.keys(out)[f"{arch}.context_length"] == 2048
     assert ggml.rope(out, 16)[0] == pytest.approx(ggml.rope(path, 16)[0], abs=0)
     changed = {key for key, own in ggml.keys(out).items() if ggml.keys(path).get(key) != own}
-    # ggml takes the stated length for a yarn's original one where no key has that.
+    # ggml takes the stated length as yarn's original length if no key has one.
     also = {"qwen3": {"original_context_length"}, "gemma3": {"type", "factor"}}.get(arch, set())
     wanted = {f"{arch}.context_length", *(f"{arch}.rope.scaling.{key}" for key in also)}
     assert {key for key in changed if not key.startswith("ropext.")} == wanted
@@ -485,7 +486,7 @@ def test_a_mistral_of_ollamas_converter_is_read_by_its_own_names(tmp_path):
     "options", [{"method": "yarn", "from_original": True, "target": 1024}, {"length_only": True}]
 )
 def test_an_extended_mistral_of_ollamas_converter_says_llama_cpps_names(tmp_path, options):
-    """llama.cpp reads its own names alone; by them the file computes what was planned."""
+    """llama.cpp reads only its own key names; with them it computes the planned frequencies."""
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     yarn |= {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.0}
     yarn |= {"rope.scaling.beta_fast": 16.0, "rope.scaling.beta_slow": 0.5}
@@ -504,7 +505,7 @@ def test_an_extended_mistral_of_ollamas_converter_says_llama_cpps_names(tmp_path
 
 
 def test_a_temperature_of_queries_counts_from_where_it_counted(tmp_path):
-    """llama.cpp takes context_length for it where no original length stands in the file."""
+    """llama.cpp takes context_length for it if the file has no original length."""
     path = making.write(
         tmp_path / "m.gguf", "mistral3", making.LLAMA | {"attention.temperature_scale": 0.1}
     )
@@ -515,7 +516,7 @@ def test_a_temperature_of_queries_counts_from_where_it_counted(tmp_path):
 
 
 def test_the_proof_of_a_file_accepts_no_name_that_llama_cpp_does_not_read(tmp_path):
-    """Older names are Ollama's: a file with them alone is not what was planned in llama.cpp."""
+    """Older names are Ollama's: a file with them alone does not carry the plan in llama.cpp."""
     from ropext.base.errors import ProofFailed
 
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
@@ -537,7 +538,7 @@ def test_the_proof_of_a_file_accepts_no_name_that_llama_cpp_does_not_read(tmp_pa
 def test_for_names_programs_that_run_a_file(base, tmp_path):
     for name in ("llama.cpp", "gguf", "LM-Studio", "ollama", "lmstudio,ollama"):
         inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders=name)
-    # One answer, whether the file is extended or stands as it is.
+    # The answer is the same, whether the file is extended or not.
     standing = inspecting.read_unextended(str(base))
     for ask in (
         lambda name: inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders=name),
@@ -637,7 +638,7 @@ def test_verify_sees_what_somebody_changed(base, tmp_path):
     assert [check.what for check in spoilt.failures()] == ["tensors"]
     with pytest.raises(UsageError, match="--against"):
         verifying.verify(out, against="ropext://demo")
-    making.write(tmp_path / "other.gguf", "granite")  # of the same tensors
+    making.write(tmp_path / "other.gguf", "granite")  # has the same tensors
     with pytest.raises(UsageError, match="is a GGUF of granite, and"):
         verifying.verify(out, against=str(tmp_path / "other.gguf"), deep=True)
 
@@ -661,7 +662,8 @@ def test_force_spares_a_file_with_other_tensors_or_keys(base, tmp_path):
 
 
 def test_the_digest_in_a_file_is_that_of_its_bytes(base, tmp_path):
-    """With zeros in its place; also where a divisor's tensor was there and is written anew."""
+    """Zeros take the digest's place; it also holds if a second extension rewrites a divisor's
+    tensor."""
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
     extend(base, one, method="llama3")
     extend(one, two, factor=None, target=2048, method="pi", again=True)
@@ -673,8 +675,8 @@ def test_the_digest_in_a_file_is_that_of_its_bytes(base, tmp_path):
 
 
 def test_a_modelfile_gets_its_name_after_its_file(base, tmp_path, monkeypatch):
-    """Where the GGUF does not get its name, the Modelfile of the old one stays; where a kill comes
-    between the two, the next command names the second."""
+    """If the GGUF does not get its name, the old Modelfile stays. If a kill comes between the two,
+    the next command names the second."""
     out, beside = tmp_path / "long.gguf", tmp_path / "long.gguf.Modelfile"
     extend(base, out)
     old = beside.read_text()
@@ -715,7 +717,7 @@ EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "fcntl.flock
 
 
 def killed_at(step, base, out):
-    """Whether a run that dies at this step got to its end instead."""
+    """Kill a run at this step; return whether it reached its end instead."""
     child = os.fork()
     if child == 0:
         steps = iter(range(10**9))

@@ -1,4 +1,4 @@
-"""A command's whole answer as text: what it said, its exit code, and every file that it wrote.
+"""Record a command's whole answer as text: its output, its exit code, and every file that it wrote.
 
 Numbers are compared within a tolerance, since processors differ in the last digits of a matrix
 product; all else is compared letter by letter.
@@ -39,7 +39,8 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])")
 
 
 def record(folder: Path, cases: Sequence[Case] = CASES) -> Iterator[tuple[Case, str]]:
-    """Every case with its transcript, all in one interpreter, which draws every picture whole."""
+    """Yield every case with its transcript, all in one interpreter, which draws every picture
+    whole."""
     write_inputs(folder)
     answers = drive(folder, [case.words for case in cases], before="")
     for case, answer in zip(cases, answers, strict=True):
@@ -59,17 +60,17 @@ def _transcript(case: Case, folder: Path, code: int, out: str, err: str) -> str:
 
 
 def steady(text: str, folder: Path) -> str:
-    """The text without what changes from run to run."""
+    """Return the text without the parts that change from run to run."""
     text = text.replace(str(folder), "FOLDER")
     for pattern, name in _VOLATILE:
         text = pattern.sub(name, text)
-    # How often progress is told depends on the machine.
+    # The number of progress lines depends on the machine.
     kept = [line.rstrip() for line in text.splitlines() if "TIME left" not in line]
     return "\n".join(kept) + "\n"
 
 
 def _files(output: Path, shown: tuple[str, ...]) -> list[str]:
-    """The names of an output's files, and the content of those that are shown."""
+    """Return the names of an output's files, and the content of the `shown` ones."""
     names = [p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file()]
     parts = ["--- files", *sorted(names)]
     for name in shown:
@@ -87,7 +88,7 @@ def _content(path: Path) -> str:
 
 
 def _tensors(path: Path) -> str:
-    """Name, dtype, shape and norm of every tensor."""
+    """Return name, dtype, shape and norm of every tensor."""
     from safetensors.torch import load_file
 
     return "\n".join(
@@ -99,7 +100,7 @@ def _tensors(path: Path) -> str:
 def differences(
     found: str, wanted: str, relative: float = RELATIVE, absolute: float = ABSOLUTE
 ) -> list[str]:
-    """The lines that differ by more than rounding."""
+    """Return the lines that differ by more than rounding."""
     ours, theirs = found.splitlines(), wanted.splitlines()
     out = [f"{len(ours)} lines, were {len(theirs)}"] if len(ours) != len(theirs) else []
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False), 1):
@@ -109,8 +110,10 @@ def differences(
 
 
 def merged(found: str, wanted: str) -> str:
-    """Return the new transcript in which a line that differs by rounding alone stays as it was, so
-    that its difference from the old one shows what was meant."""
+    """Return the new transcript with the old lines if they differ by rounding alone.
+
+    So its difference from the old transcript shows only intended changes.
+    """
     ours = found.splitlines()
     theirs = wanted.splitlines()
     matcher = difflib.SequenceMatcher(
@@ -142,7 +145,7 @@ def _same(one: str, other: str, relative: float, absolute: float) -> bool:
 
 
 def _rounded(one: str, other: str) -> bool:
-    """Whether two printed decimals are neighbours in their last digit."""
+    """Return whether two printed decimals are neighbours in their last digit."""
     if "." not in one or "e" in (one + other).lower():
         return False
     places = len(one.partition(".")[2])

@@ -1,4 +1,4 @@
-"""One recipe model for the file, the options and the schema; what it refuses."""
+"""One recipe model serves the file, the options and the schema, with the same refusals."""
 
 import inspect
 import json
@@ -22,26 +22,26 @@ OPTION_CLASSES = {
     "finetune": TrainingOptions,
     "evaluate": EvaluationOptions,
 }
-# Of an option class, but said by another section or by the run itself.
+# Keys of an option class that another section or the run itself sets.
 ELSEWHERE = {
     "extend": ("finetune", "like"),
     "fit": tuple(Reach.model_fields),
     "evaluate": (
         *("method", "factor", "target", "context", "base", "adapter", "kv"),
-        *("window", "group", "literal"),  # of a method in memory
+        *("window", "group", "literal"),  # options of a method in memory
     ),
 }
-# Of `ropext extend`, but about this very call: they decide nothing about what is made.
+# Options of `ropext extend` that concern this call alone: they do not change the result.
 OF_THE_CALL = {
     *("output", "force", "dry_run", "time", "out", "words", "push_to_hub", "public"),
     "trust_remote_code",  # no recipe may ask for it
-    *("serve", "details"),  # what is printed
-    "like",  # of a GGUF, of which no run is made
+    *("serve", "details"),  # printed extras
+    "like",  # for a GGUF, which `run` never makes
 }
 
 
 def sample(info):
-    """A value of a field's kind, as a command line and as YAML spell it."""
+    """Return a value of a field's kind, as a command line and as YAML spell it."""
     item, _, choices = item_of(info)
     return choices[-1] if choices else {bool: "true", int: "3", float: "0.5", str: "word"}[item]
 
@@ -85,7 +85,7 @@ KEYS = [
 
 @pytest.mark.parametrize(("section", "key", "info"), KEYS, ids=[f"{s}.{k}" for s, k, _ in KEYS])
 def test_every_key_means_the_same_in_a_file_and_on_the_command_line(section, key, info):
-    """A value, or what is said of it, is the same but for where it stands."""
+    """A value, or the error about it, is the same except for its place."""
 
     def read(text, *words):
         text = f"model: m\n{text}\n" + ("" if section == "extend" else "extend: {}\n")

@@ -1,5 +1,5 @@
-"""`--method auto`: what it takes is what an exhaustive ranking takes, and the verdict is given by
-documents that took no part."""
+"""`--method auto` takes the winner of an exhaustive ranking, and documents that took no part give
+the verdict."""
 
 import json
 from dataclasses import replace
@@ -123,7 +123,7 @@ def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkey
     assert {"pi", "yarn"} <= {*methods}
     assert {"abf", "longrope"}.isdisjoint(methods)
     forms = ", ".join(["untouched", *methods])
-    # These forms and Self-Extend, each on 32 documents of 512 tokens, or on as many as are asked.
+    # These forms and Self-Extend, each on 32 documents of 512 tokens, or on the requested number.
     for count, more in ((32, ()), (3, ("evaluate.max_docs=3",))):
         told = json.loads(run(*words, *more, capsys=capsys)[1].out)
         tokens = (len(methods) + 2) * count * 512
@@ -198,7 +198,7 @@ def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(
 
 
 def choice_of(tmp_path, extend, **changes):
-    """A choice whose forms were not read."""
+    """Return a choice whose forms were not read."""
     recipe = job.read({"model": "ropext://demo", "extend": extend}, [])
     found = prospect(recipe, NOBODY)
     recipe = found.recipe.model_copy(update=changes)
@@ -235,13 +235,13 @@ def test_a_fit_is_counted_on_the_revision_that_was_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr("ropext.training.request.FitRequest.prepared", prepared)
     fit = own.fit_of("yarn", ORDER)
-    assert opened == ["v1", "v1"]  # from three forms, then from the one that is taken
+    assert opened == ["v1", "v1"]  # from three forms, then from the chosen one
     assert (fit.keys, fit.why_not) == ({}, "this fit cannot be done")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A whole choice on the bundled model."""
+    """Run a whole choice on the bundled model."""
     folder = tmp_path_factory.mktemp("auto")
     data = write(folder / "data.jsonl", HELD_OUT)
     with pytest.MonkeyPatch.context() as patch:
@@ -362,7 +362,8 @@ def test_a_model_that_nothing_helps_is_left_as_it_is(tmp_path, monkeypatch, caps
 
 
 def counting(folder, reach, last=0):
-    """A model that counts what it has read, with its documents: benchmarks/counting_model.py."""
+    """Write a model that counts the tokens it has read, with its documents:
+    benchmarks/counting_model.py."""
     counting_model.write_model(folder / "counts", reach)
     return write(folder / "texts.jsonl", counting_model.documents(60, 128, 1, last))
 
@@ -386,8 +387,8 @@ def test_a_verdict_is_what_is_known_of_the_model(tmp_path, monkeypatch, capsys, 
 
 @pytest.mark.slow
 def test_a_model_that_extending_helps_with_one_file_for_all(tmp_path, monkeypatch, capsys):
-    """The verdict is positive and is that of documents that nothing else has read; a run again with
-    other documents for it, and again without, gives each its own."""
+    """The verdict is positive and comes from documents that nothing else has read. A second run
+    with other documents for it, and a third without, give each its own."""
     monkeypatch.chdir(tmp_path)
     data = counting(tmp_path, "window")
     words = ("extend", "counts", "--factor", "2", "--method", "auto", "--data", data, "-o", "out")

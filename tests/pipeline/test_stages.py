@@ -41,13 +41,13 @@ def go(wish=SMALL, output="out", **more):
 
 
 def counts_of(output, wish=SMALL, words=(), stages=NOT_DONE, say=print):
-    """What a dry run tells."""
+    """Return the counts of a dry run."""
     call = Call(Hooks(say))
     return forecast(job.read(wish, words), output, call, stages).to_json()
 
 
 def work_of(wish):
-    """The run of a recipe that writes `out`, before it has begun."""
+    """Return the run of a recipe that writes `out`, before it has begun."""
     return plan_run(job.read(wish), Path("out"))
 
 
@@ -216,7 +216,7 @@ def test_an_edited_recipe_in_the_run_s_folder_is_kept(tmp_path):
     recipe, kept = tmp_path / "r.yaml", tmp_path / "out.run/recipe.yaml"
     for text in ("model: ropext://demo\nextend: {factor: 2, no_verify: true}", "\n# more\n"):
         recipe.write_text(text if text.startswith("model") else recipe.read_text() + text)
-        ropext.run("r.yaml", "out")  # what it wrote itself it replaces
+        ropext.run("r.yaml", "out")  # it replaces its own output
         assert kept.read_text().startswith(recipe.read_text())
     written = kept.read_text()
     for edited in (written.replace("2", "4"), written + "# mine", "factor: 4", ""):
@@ -293,7 +293,7 @@ def test_another_schema_or_a_torn_record_is_done_again(tmp_path, monkeypatch):
 
 
 def write_manifest(path, content):
-    """A manifest as ropext would have written it."""
+    """Write a manifest as ropext would."""
     rest = {key: value for key, value in content.items() if key != "ropext"}
     manifest(path.parent, rest.pop("command"), rest.pop("decides"), **rest)
 
@@ -371,7 +371,7 @@ def test_a_gate_over_a_number_that_is_not_finite_is_kept(tmp_path):
 
 
 def test_the_dry_run_writes_nothing(tmp_path):
-    (tmp_path / "OUT").mkdir()  # nobody's: no output was named
+    (tmp_path / "OUT").mkdir()  # nobody's: the recipe names no output
     found = counts_of(None)
     (tmp_path / "OUT").rmdir()
     told = found["stages"]
@@ -393,7 +393,8 @@ def test_the_dry_run_of_what_was_never_begun_reads_no_weight_and_no_document(tmp
 
 
 def kept_by_count(tmp_path, wish=SMALL, **choice):
-    """What a dry run says of each stage; that it wrote nothing."""
+    """Return for each stage whether a dry run calls it done, and check that the dry run wrote
+    nothing."""
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
     found = counts_of(tmp_path / "out", wish, stages=Stages(**choice))
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
@@ -717,7 +718,7 @@ def test_an_interrupt_says_what_is_kept_where_a_stage_is_finished(tmp_path, monk
     def interrupted(*args, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(steps, "write_bytes", interrupted)  # of the plan, the first stage
+    monkeypatch.setattr(steps, "write_bytes", interrupted)  # interrupts the plan, the first stage
     with pytest.raises(KeyboardInterrupt):
         go()
     monkeypatch.undo()

@@ -1,7 +1,8 @@
-"""A server of the standard library behind an OpenAI-compatible port, which lies as it is told to.
+"""A server of the standard library behind an OpenAI-compatible port, which can misbehave on
+request.
 
-It answers questions over a text by looking for what the text says, so it is right where it was
-given the whole of it. A word is a token.
+It answers questions over a text by searching the text, so it is right if it received the whole
+text. A word is a token.
 """
 
 import json
@@ -23,7 +24,7 @@ def words(text: str) -> list[str]:
 
 
 def looked_up(text: str) -> str:
-    """What a text says to its last question: of a key, or of its first word."""
+    """Return the text's answer to its last question: about a key, or about its first word."""
     if "first word" in text.rsplit("\n", 1)[-1]:
         return text.split()[0]
     asked = re.findall(r"What is the (?:pass key|key of (\S+)|secret \S+ of (\S+))\?", text)
@@ -36,7 +37,7 @@ def looked_up(text: str) -> str:
 
 @dataclass
 class Fake:
-    """How a server behaves, and what it was asked."""
+    """A server's behaviour, and the requests that it received."""
 
     limit: int | None = None  # stated as vLLM states it
     cut: int | None = None  # keeps the last tokens alone, and says nothing of it
@@ -58,7 +59,7 @@ class Fake:
     in_hand: list[int] = field(default_factory=list)  # tokens of each
 
     def answered(self, question: Answer) -> tuple[int, Answer]:
-        """A status and what is answered to a question."""
+        """Return a status and the answer to a question."""
         if isinstance(question.get("prompt"), list):
             return self.read(question["prompt"], question)
         chat = "messages" in question
@@ -81,7 +82,7 @@ class Fake:
         return 200, {"choices": [reply]} | ({} if usage is None else {"usage": usage})
 
     def has_room(self, count: int, shared: int) -> bool:
-        """Whether a prompt has room beside those that are read at the same time, as in the one
+        """Return whether a prompt fits next to the prompts read at the same time, as in the one
         cache of llama-server's slots."""
         self.in_hand.append(count)
         time.sleep(0.05)
@@ -90,7 +91,7 @@ class Fake:
         return together <= shared
 
     def read(self, ids: list[int], question: Answer) -> tuple[int, Answer]:
-        """The log-probability of each token of a prompt, as vLLM or SGLang returns it."""
+        """Return the log-probability of each token of a prompt, in the form of vLLM or SGLang."""
         if self.limit is not None and len(ids) + 1 > self.limit:
             return 400, {"error": f"{len(ids)} tokens and one more"}
         choice: Answer = {"text": "", "finish_reason": "length"}
@@ -114,7 +115,7 @@ class Fake:
 
 @contextmanager
 def serving(fake: Fake) -> Iterator[str]:
-    """The address of the server while it runs."""
+    """Yield the address of the server while it runs."""
 
     class Handler(BaseHTTPRequestHandler):
         def tell(self, status: int, data: Any) -> None:

@@ -1,7 +1,7 @@
-"""`ropext eval --endpoint`: a server is asked in words, and each answer is one of five.
+"""`ropext eval --endpoint` asks a server in words, and each answer is one of five.
 
-The server looks its answers up in the text that it was given, so what is found, and how many tokens
-it read, follows from what it keeps of a prompt.
+The server looks its answers up in the text that it receives. The part of a prompt that it keeps
+decides which needles it finds, and how many tokens it reads.
 """
 
 import json
@@ -48,7 +48,7 @@ def test_a_server_that_reads_everything_finds_everything(tmp_path, capsys) -> No
     found = told["variants"]["port"]["metrics"]["found@1024"]
     assert found["value"] == 1.0
     assert found["n"] == 10
-    # The room of the answer lies inside the length, and nearly all of it is filled.
+    # The length includes room for the answer, and the prompt fills nearly all of it.
     sizes = [len(words(body["messages"][0]["content"])) + 4 for _, body in fake.asked]
     assert 1024 - 32 - 30 < max(sizes) <= 1024 - 32
     # The cost is announced: the server's row, and the cut row's questions of 1,024.
@@ -63,8 +63,8 @@ def test_a_server_that_reads_everything_finds_everything(tmp_path, capsys) -> No
 
 
 def test_the_same_questions_on_cut_text(tmp_path, capsys) -> None:
-    """Of five depths the window of 256 holds of 1,024 tokens those at the end: 0.75 lies at its
-    edge, and 1 inside."""
+    """Of five depths in 1,024 tokens the window of 256 keeps those at the end: 0.75 is at its edge,
+    and 1 inside."""
     fake = Fake(limit=4096)
     with serving(fake) as url:
         options = (*LENGTHS, "--context", "256", "--depths", "0,0.5,1", "-o", tmp_path / "o")
@@ -83,7 +83,7 @@ def test_the_same_questions_on_cut_text(tmp_path, capsys) -> None:
         assert instruction.endswith("a question about one of them follows.")
         ends += prompt not in whole and any(longer.endswith(f" {text}") for longer in whole)
     assert ends == len(whole) == 6
-    # At 256 the two rows are one: nothing is asked twice.
+    # At 256 the two rows are one, and no question repeats.
     assert len(fake.asked) == 12 + 6
     assert "truncated to 256, on this server" in Path(tmp_path / "o/report.md").read_text("utf-8")
 
@@ -181,7 +181,8 @@ def test_a_silent_cut_without_usage_is_seen_by_the_first_word(tmp_path, capsys) 
 
 
 def test_a_cut_that_neither_usage_nor_the_first_word_shows_is_remarked(tmp_path, capsys) -> None:
-    """The model repeats no first word, so that what the server leaves out is the model's miss."""
+    """The model repeats no first word, so a needle that the server cut off counts as the model's
+    miss."""
 
     def forgetful(text: str) -> str:
         return "I do not know." if text.endswith("first word of this message?") else looked_up(text)
@@ -196,7 +197,7 @@ def test_a_cut_that_neither_usage_nor_the_first_word_shows_is_remarked(tmp_path,
     assert "the server reported no usage" in told.out
     assert "usage is the server's own" not in told.out
     page = Path(tmp_path / "o/report.md").read_text("utf-8")
-    assert "| tokens counted | found |" in page  # no empty column of what the server counted
+    assert "| tokens counted | found |" in page  # no empty column for the server's count
     kept = json.loads((tmp_path / "o/results.json").read_text("utf-8"))
     assert [text.startswith(remark) for text in kept["warnings"]] == [True]
     assert 0 < kept["variants"]["port"]["metrics"]["found@1024"]["value"] < 1
@@ -419,7 +420,8 @@ def test_an_edited_answer_is_refused(tmp_path, capsys) -> None:
 
 
 def test_one_answer_that_differs_is_no_other_model(tmp_path, capsys) -> None:
-    """Kernels round by what else they compute; what each request has anew is nothing either."""
+    """Kernels round differently in other batches, and the new fields of each request are no
+    difference either."""
     fake = Fake(limit=4096)
     with serving(fake) as url:
         options = (*LENGTHS, "-o", tmp_path / "o")
@@ -445,7 +447,7 @@ def test_ctrl_c_without_a_folder_keeps_nothing(capsys) -> None:
 
 
 def test_questions_asked_at_the_same_time_have_the_same_answers(tmp_path, capsys) -> None:
-    """Two are in hand at once, and what is written is that of one by one."""
+    """Two requests are open at once, and the written files equal the files of a serial run."""
     in_hand = [0]
     most = [0]
     lock = threading.Lock()
@@ -472,8 +474,8 @@ def test_questions_asked_at_the_same_time_have_the_same_answers(tmp_path, capsys
 
 @pytest.mark.parametrize(("parallel", "left"), [(1, "4 min"), (2, "2 min")])
 def test_the_first_answers_give_an_estimate_of_the_time_left(parallel, left) -> None:
-    """Five questions take a minute each, or two of them at once, by a clock that is set by hand.
-    The server is slower than the half second after which ropext looks at what is done."""
+    """Five questions take a minute each, or two of them at once, by a clock set by hand. The server
+    is slower than the half second after which ropext looks at the results."""
     now = [0.0]
 
     def slow(text: str) -> str:
@@ -502,8 +504,8 @@ def test_what_is_refused_beside_other_questions_is_asked_once_more_alone(tmp_pat
         evaluated(capsys, url, *options)
     assert counts(told)[256]["found"] == 10
     assert counts(told)[1024]["refused"] == 10
-    assert 30 <= asked <= 40  # what is too long by itself twice, and of the others some
-    assert len(fake.asked) == asked + 1  # and a run that goes on asks none of them again
+    assert 30 <= asked <= 40  # each too long prompt is tried twice, and some of the others
+    assert len(fake.asked) == asked + 1  # and a resumed run asks none of them again
 
 
 def test_gates_look_at_shares(capsys) -> None:
@@ -547,7 +549,7 @@ def test_texts_that_are_not_there_are_refused_before_a_server_is_asked(tmp_path,
 
 
 def test_a_key_that_the_server_repeats_is_stored_nowhere(tmp_path, capsys, monkeypatch) -> None:
-    """In an answer, also if the limit of what is kept cuts the key, and in an error."""
+    """Neither an answer, even if the kept limit cuts the key, nor an error stores it."""
     key = "CaNaRy-of-a-key-of-a-server"
     monkeypatch.setenv("ROPEXT_ENDPOINT_KEY", key)
     output = tmp_path / "o"

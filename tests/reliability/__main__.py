@@ -1,8 +1,8 @@
-"""The long campaign: `python -m tests.reliability --kills 1000`; exits 1 when a promise was broken.
+"""The long campaign: `python -m tests.reliability --kills 1000`; exits 1 if a promise was broken.
 
-Kills at write boundaries, in the middle of writes and at random moments, and failing calls, of
-every command; then the table of where they fell and of what was found after them. With --guard PART
-instead what a command may not lose: each input in each relation to the output.
+It kills every command at write boundaries, in the middle of writes and at random moments, and makes
+calls fail. Then it prints a table of the kills' places and of the states after them. With --guard
+PART it checks instead that no command loses an input: each input in each relation to the output.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support import paths  # noqa: F401  it leads to what follows
+from tests.support import paths  # noqa: F401  it makes the next imports possible
 
 # isort: split
 from hub_stub import Stub, serving
 from reliability import campaign, commands, guarding
 
-# Of --kills, by command: what a command writes at more points is killed more often.
+# Shares of --kills, by command: a command that writes at more points is killed more often.
 SHARES = {
     "extend": 0.09,
     "extend --link hard": 0.07,
@@ -33,8 +33,8 @@ SHARES = {
     "eval": 0.19,
     "run": 0.175,
 }
-AT_RANDOM = 0.2  # of a command's kills: at a random moment instead of a boundary
-KILLING = 0.85  # of a command's share of --minutes; the rest is for failing calls
+AT_RANDOM = 0.2  # the share of a command's kills at a random moment instead of a boundary
+KILLING = 0.85  # the share of a command's part of --minutes; the rest is for failing calls
 WANTED = 50  # kills in each of the three middle phases
 
 
@@ -62,7 +62,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 @contextmanager
 def ready() -> Iterator[Path]:
-    """A folder for campaigns, with a hub to push to and all that the commands need imported."""
+    """Make a folder for campaigns, with a hub to push to and all modules of the commands
+    imported."""
     with (
         serving(Stub({})) as hub,
         tempfile.TemporaryDirectory(prefix="ropext-reliability-") as folder,
@@ -75,7 +76,7 @@ def ready() -> Iterator[Path]:
 
 
 def conduct(asked: argparse.Namespace, folder: Path) -> int:
-    """One campaign; its exit code."""
+    """Run one campaign and return its exit code."""
     inputs = commands.prepare(folder)
     if asked.guard:
         runs = guarding.make_runs(folder / "runs", inputs)
@@ -104,7 +105,7 @@ def conduct(asked: argparse.Namespace, folder: Path) -> int:
 
 
 def disturb(running: campaign.Campaign, command: commands.Command, kills: int) -> None:
-    """The kills of one command."""
+    """Run the kills of one command."""
     if not kills:
         return  # nor is it run undisturbed
     at_random = kills if command.proved else round(kills * AT_RANDOM)

@@ -1,8 +1,8 @@
-"""Commands killed and made to fail at their file layer, and what they may leave.
+"""Kill commands, and make their file operations fail, and check the files that they leave.
 
-After a SIGKILL: the output is absent, resumable, or complete; the input is as it was; the same
-command again ends with the bytes of an undisturbed run and leaves nothing beside them. After a
-failing call: the same, and the command said why in one sentence and exited with 2 or 4.
+After a SIGKILL the output is absent, resumable, or complete, and the input is unchanged. The same
+command again ends with the bytes of an undisturbed run and leaves nothing else. After a failing
+call the same holds, and the command gave the reason in one sentence and exited with 2 or 4.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from reliability.layer import FAULTS, Ended, Wish, forked
 
 PHASES = ("before any write", "between writes", "during a write", "between write and rename",
           "after")  # fmt: skip
-OUT, RUN = "out", "out.run"  # the output, and what a run keeps beside it on its way
+OUT, RUN = "out", "out.run"  # the output, and the folder of its run
 # Of no byte comparison: the log, which holds the time stamps; when the run hashed which file; which
 # outputs it ever wrote under this name.
 HISTORY = (f"{RUN}/log.txt", f"{RUN}/stages/output.json")
@@ -41,7 +41,7 @@ HISTORY = (f"{RUN}/log.txt", f"{RUN}/stages/output.json")
 
 # Bytes of the largest file that may be written: below a config, a report, the weights.
 LARGEST = (300, 3_000, 12_000)
-SHARES = (0.1, 0.5, 0.9)  # of a write that is killed in its middle
+SHARES = (0.1, 0.5, 0.9)  # shares of a write that is killed in its middle
 
 
 class Broken(AssertionError):
@@ -62,7 +62,7 @@ class Tally:
 
 
 def tree(directory: Path) -> dict[str, str]:
-    """Every file below a directory by its SHA-256, every link by its target."""
+    """Map every file below a directory to its SHA-256, and every link to its target."""
     found = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
@@ -87,19 +87,19 @@ PRELOADED = (
 
 
 def files(room: Path) -> dict[str, str]:
-    """All that a command wrote, but for its history and for what first steps took."""
+    """Return all files that a command wrote, without its history and the log of used steps."""
     found = {name: own for name, own in tree(room).items() if name not in HISTORY}
     return {name: own for name, own in found.items() if not name.endswith("/used.log")}
 
 
 def below(folder: str, found: dict[str, str]) -> dict[str, str]:
-    """The files of one folder, by their names inside it."""
+    """Return the files of one folder, by their names inside it."""
     start = f"{folder}/"
     return {n.removeprefix(start): own for n, own in found.items() if n.startswith(start)}
 
 
 def preload() -> None:
-    """Import what the commands need, so that a forked child starts at once."""
+    """Import the modules that commands need, so that a forked child starts at once."""
     for name in PRELOADED:
         import_module(name)
     from PIL import Image
@@ -123,9 +123,12 @@ def run(
     largest: int | None = None,
     meanwhile: Callable[[Path], None] | None = None,
 ) -> Ended:
-    """One command in a forked child, its file layer counted. `kill_after` seconds it is killed; the
-    kernel lets it write no file beyond `largest` bytes. `meanwhile` is what a user does in its room
-    when the output is made and has no name yet."""
+    """Run one command in a forked child, and count its file operations.
+
+    The child is killed after `kill_after` seconds, and the kernel lets it write no file beyond
+    `largest` bytes. `meanwhile` is a user's change of the room: it runs when the output is complete
+    but has no name yet.
+    """
     call = partial(_command, command, room, largest, meanwhile)
     return forked(call, room, wish, kill_after)
 
@@ -178,7 +181,7 @@ class Campaign:
         self.until = math.inf  # on the monotonic clock; nothing is begun after it
 
     def truth(self, command: Command) -> tuple[dict[str, str], list[str], float]:
-        """(files, steps, seconds) of an undisturbed run."""
+        """Return (files, steps, seconds) of an undisturbed run."""
         if command.name not in self.truths:
             room = self._room(command)
             start = time.perf_counter()
@@ -218,20 +221,20 @@ class Campaign:
         yield from itertools.islice((wish for wish in turns if wish), count)
 
     def kill(self, command: Command, wish: Wish) -> None:
-        """At one step."""
+        """Kill the command at one step."""
         self._disturbed(command, wish, None)
 
     def kill_at_random(self, command: Command) -> None:
-        """At any moment of the run's duration."""
+        """Kill the command at a random moment of the run's duration."""
         seconds = self.truth(command)[2]
         self._disturbed(command, None, self.random.uniform(0, seconds))
 
     def fail(self, command: Command, step: int, code: int) -> None:
-        """One call fails."""
+        """Let one call fail."""
         self._disturbed(command, Wish(step, code), None)
 
     def limit(self, command: Command, largest: int) -> None:
-        """The kernel cuts a write short and refuses the rest, also below Rust and C++."""
+        """Let the kernel cut a write short and refuse the rest, also below Rust and C++."""
         self._disturbed(command, None, None, largest)
 
     def _disturbed(
@@ -272,7 +275,7 @@ class Campaign:
         self.tally.faults[command.name, what] += 1
 
     def _state(self, command: Command, room: Path, truth: dict[str, str]) -> str:
-        """What is there; anything but these is a broken promise."""
+        """Return the output's state; any state but the known ones breaks a promise."""
         if tree(self.inputs) != self.before:
             raise Broken("the input was changed")
         if command.output != OUT:
@@ -298,8 +301,8 @@ class Campaign:
             raise Broken(f"the second run: exit {ended.code}: {ended.said[-900:]}")
         found = files(room)
         if state == "complete" and not below(RUN, truth):
-            # Beside a complete output the folder of its run may stay: nobody can tell whether it is
-            # of this output or of one that was to replace it.
+            # Next to a complete output the folder of its run may stay: nobody can tell whether it
+            # belongs to this output or to a later run that was to replace it.
             found = {n: own for n, own in found.items() if not n.startswith(f"{RUN}/")}
         if found != truth:
             names = [n for n in {*found, *truth} if found.get(n) != truth.get(n)]
@@ -309,7 +312,8 @@ class Campaign:
 
 
 def _state_of_file(output: str, found: dict[str, str], truth: dict[str, str]) -> str:
-    """A file gets its name whole, and what lies beside it after it."""
+    """Return the state of an output file. It must get its name when it is whole, and the files next
+    to it must follow."""
     found = {name: digest for name, digest in found.items() if not name.startswith(".")}
     if not found:
         return "absent"
@@ -319,7 +323,7 @@ def _state_of_file(output: str, found: dict[str, str], truth: dict[str, str]) ->
 
 
 def _check_manifest(path: Path) -> None:
-    """It is whole at any time, though it lists more files with time."""
+    """Check that the manifest is whole at any time, though it lists more files with time."""
     content = json.loads(path.read_text(encoding="utf-8"))
     seal = content.pop("ropext")
     text = f"written by ropext {json.dumps(content, sort_keys=True)}"
@@ -328,7 +332,8 @@ def _check_manifest(path: Path) -> None:
 
 
 def _state_of_run(found: dict[str, str], wanted: dict[str, str]) -> str:
-    """An evaluation's directory is written piece by piece; each piece is whole or absent."""
+    """Return the state of an evaluation's directory: it is written piece by piece, and each piece
+    is whole or absent."""
     if not found:
         return "absent"
     found = {name: digest for name, digest in found.items() if not name.endswith("-tmp")}
@@ -339,7 +344,7 @@ def _state_of_run(found: dict[str, str], wanted: dict[str, str]) -> str:
 
 
 def phase(ended: Ended, steps: list[str]) -> str:
-    """Where a kill fell."""
+    """Return the phase in which a kill fell."""
     return PHASES[2] if ended.writing else phase_at(steps, len(ended.steps))
 
 

@@ -1,9 +1,10 @@
-"""What a command may not lose: each kind of input in each relation to the output, what of a user's
-stands at the output's name, and kills at each rename.
+"""Show that no command loses a user's files.
 
-The oracle is the tree itself: the SHA-256 of every file before and after, by the names that both
-have. A command that refuses changes nothing; one that is done changes what it announced, the output
-and the folder of its run, and no file of a user's in them.
+The cases cover each kind of input in each relation to the output, each kind of a user's files at
+the output's name, and kills at each rename. The oracle is the tree itself: the SHA-256 of every
+file before and after, by the names that both have. A command that refuses changes nothing. A
+command that succeeds changes only the paths that it announced, the output and the folder of its
+run, and no file of a user's in them.
 """
 
 import json
@@ -30,7 +31,8 @@ TO = ("-o", "{out}", "--force")
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of input of one command: `IN` stands for it, and `source` is what lies there."""
+    """One kind of input of one command: in its words `IN` means the input, and `source` is the
+    input's path."""
 
     words: tuple[str, ...]
     source: str
@@ -107,7 +109,7 @@ QUICK = ("extend MODEL", "extend MODEL, by symlink", "extend --pair-factors", "v
 
 
 def prepare(room: Path, inputs: Path, runs: Path) -> None:
-    """The folder in which one command runs: what it may read, by the names in `KINDS`."""
+    """Fill the folder in which one command runs with its inputs, by the names in `KINDS`."""
     for name in ("base", "ext", "eval.jsonl"):
         _copy(inputs / name, room / name)
     _copy(runs / "seen", room / "seen")
@@ -131,7 +133,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def make_runs(folder: Path, inputs: Path) -> Path:
-    """A finished evaluation and a GGUF file, made once."""
+    """Make a finished evaluation and a GGUF file once, and return their folder."""
     from gguf_files import making
 
     folder.mkdir()
@@ -148,7 +150,7 @@ Placed = tuple[str, str]  # the input and the output, as the command line names 
 
 
 def is_(room: Path, kind: Kind) -> Placed:
-    """The output is the input, which is marked as ropext's as far as it can be."""
+    """Use the input itself as the output, marked as ropext's as far as possible."""
     source = room / kind.source
     if source.is_dir():
         if not (source / "ropext.json").exists():
@@ -165,7 +167,7 @@ def lies_in(room: Path, kind: Kind) -> Placed:
 
 
 def lies_in_run(room: Path, kind: Kind) -> Placed:
-    """In the folder beside the output, where the run works."""
+    """Move the input into the run's folder, next to the output."""
     manifest(room / "out.run", "run")
     os.rename(room / kind.source, room / "out.run" / kind.source)
     return f"out.run/{kind.source}", "out"
@@ -179,7 +181,7 @@ def holds(room: Path, kind: Kind) -> Placed:
 
 
 def links_into(room: Path, kind: Kind) -> Placed:
-    """All files of the input are symbolic links into the output."""
+    """Replace each file of the input by a symbolic link into the output."""
     lies_in(room, kind)
     source, hidden = room / kind.source, room / "out" / kind.source
     if hidden.is_dir():
@@ -193,13 +195,13 @@ def links_into(room: Path, kind: Kind) -> Placed:
 
 
 def linked(room: Path, kind: Kind) -> Placed:
-    """The output is a symbolic link to the input."""
+    """Make the output a symbolic link to the input."""
     (room / "out").symlink_to(room / kind.source)
     return kind.source, "out"
 
 
 def hard(room: Path, kind: Kind) -> Placed:
-    """The output holds other names of the input's files, or is one."""
+    """Make the output hard links to the input's files, or to the input if it is one file."""
     if (room / kind.source).is_dir():
         shutil.copytree(room / kind.source, room / "out", copy_function=os.link)
         mark(room / "out")
@@ -209,7 +211,7 @@ def hard(room: Path, kind: Kind) -> Placed:
 
 
 def read_only(room: Path, kind: Kind) -> Placed:
-    """The input cannot be written, and lies apart."""
+    """Make the input read-only; it is apart from the output."""
     for path in (room / kind.source, *(room / kind.source).rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     return kind.source, "out"
@@ -232,7 +234,8 @@ SECOND = {"is": is_, "lies in": lies_in, "holds": holds}  # under a second name 
 
 @contextmanager
 def second_name(room: Path, mounted: bool) -> Iterator[None]:
-    """`there` is another name of `here`: by a bind mount, else what `os.stat` says of it."""
+    """Make `there` another name of `here`: by a bind mount, or else by a changed answer of
+    `os.stat`."""
     here, there = room / "here", room / "there"
     if mounted:
         there.mkdir()
@@ -250,7 +253,7 @@ def second_name(room: Path, mounted: bool) -> Iterator[None]:
             text = os.path.abspath(os.fspath(path))
             if text == str(there) or text.startswith(f"{there}{os.sep}"):
                 other = str(here) + text[len(str(there)) :]
-                path = other if os.path.lexists(other) else path  # what is new has one name
+                path = other if os.path.lexists(other) else path  # a new file has one name
         return real(path, *words, **how)  # type: ignore[arg-type]
 
     with mock.patch.object(os, "stat", stat):
@@ -259,7 +262,7 @@ def second_name(room: Path, mounted: bool) -> Iterator[None]:
 
 @contextmanager
 def mounted_read_only(place: Path, mounted: bool) -> Iterator[None]:
-    """A place on a file system that cannot be written, where we may mount one."""
+    """Mount the place read-only, if this machine lets us mount."""
     if not mounted:
         yield
         return
@@ -272,7 +275,7 @@ def mounted_read_only(place: Path, mounted: bool) -> Iterator[None]:
 
 
 def may_mount(folder: Path) -> bool:
-    """Whether this machine lets us mount a folder a second time."""
+    """Return whether this machine lets us mount a folder a second time."""
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)
     words = [str(folder / "one"), str(folder / "two")]
@@ -283,18 +286,18 @@ def may_mount(folder: Path) -> bool:
     return False
 
 
-# --- what of a user's stands at the output's name ------------------------------------------------
+# --- a user's files at the output's name ------------------------------------------------
 
 
 def foreign(room: Path) -> None:
-    """A folder with all that a checkpoint has, but for the mark."""
+    """Make a folder with everything that a checkpoint has, except ropext's mark."""
     (room / "out").mkdir()
     for name in ("config.json", "notes.md", "a.gguf", "report.md", "ropext.txt", "documents-1"):
         (room / "out" / name).write_text("{}")
 
 
 def added(room: Path) -> None:
-    """An output of ropext's to which a user added files."""
+    """Make an output of ropext's to which a user added files."""
     checkpoint(room / "out")
     for name in ("notes.md", "sub/a.png", "plots/mine"):
         (room / "out" / name).parent.mkdir(exist_ok=True)
@@ -309,7 +312,7 @@ LIKE_OURS = (  # names that a pattern would take for ropext's
 
 
 def added_to_run(room: Path) -> None:
-    """Another run of the same command, to which a user added files."""
+    """Make another run of the same command, to which a user added files."""
     for folder, commands in (("out", ("eval",)), ("out.run", ("fit", "finetune", "run"))):
         for command in commands:
             manifest(room / folder, command, {"seed": 9})
@@ -325,7 +328,7 @@ def foreign_run(room: Path) -> None:
 
 
 def neighbours(room: Path) -> None:
-    """Names that ropext gave to its own once, and nearly those that it gives now."""
+    """Make paths with names that ropext once used for its own files, or that resemble today's."""
     for name in (".out.tmp-2024", ".out.old", ".out.tmp-7", ".out.run.old", ".out.ropext-old"):
         (room / name).mkdir()
         (room / name / "a").write_text("mine")
@@ -353,7 +356,8 @@ def linked_run(room: Path) -> None:
 
 
 def an_old_copy(room: Path) -> None:
-    """`--force` was killed between its renames, and another command took the name."""
+    """Leave the files of a `--force` that was killed between its renames, under a name that another
+    command took."""
     work = at_work(room / "out")
     checkpoint(work / "old", "the only copy")
     checkpoint(work / "new", "whole")
@@ -362,7 +366,7 @@ def an_old_copy(room: Path) -> None:
 
 
 ANOTHERS = "an old copy, and another's OUT"
-ADDED = "a user's files in a run"  # eval --force begins anew there, and keeps them
+ADDED = "a user's files in a run"  # eval --force starts a new run there, and keeps them
 STANDING: dict[str, Callable[[Path], None]] = {
     "a user's folder": foreign,
     "a user's files in OUT": added,
@@ -382,7 +386,7 @@ def new_file(room: Path) -> None:
 
 
 def new_folder(room: Path) -> None:
-    """What a user does who wants to keep the old one."""
+    """Act like a user who wants to keep the old output."""
     os.rename(room / "out", room / "kept")
     (room / "out").mkdir()
     (room / "out/work.txt").write_text("mine")
@@ -406,12 +410,12 @@ MEANWHILE: dict[str, Callable[[Path], None]] = {
 REPLACERS = ("extend MODEL", "extend MODEL, by symlink", "fit MODEL", "finetune DIR")
 
 
-COMPARED = re.compile("is the input itself|is inside|is a link, and")  # what the guard says
+COMPARED = re.compile("is the input itself|is inside|is a link, and")  # messages of the guard
 
 
 def announced(kind: Kind, relation: str, given: str) -> tuple[str, ...]:
-    """What may change: files that the command writes into its input; where the output is other
-    names of the input's files, these."""
+    """Return the paths that may change: files that the command writes into its input, and the
+    output's files if they are hard links to the input's."""
     inside = tuple(f"{given}/{name}" for name in kind.changes)
     return (*inside, "out/") if relation == HARD else inside
 
@@ -441,7 +445,8 @@ class Guarding:
         return room
 
     def relation(self, name: str, relation: str) -> Ended | None:
-        """One kind of input in one relation; None where it cannot be."""
+        """Run a command on one kind of input in one relation; return None if the two exclude each
+        other."""
         kind, room = KINDS[name], self.room()
         prepare(room, self.inputs, self.runs)
         given, output = RELATIONS[relation](room, kind)
@@ -450,7 +455,7 @@ class Guarding:
             return self._judged(name, relation, room, command, announced(kind, relation, given))
 
     def second(self, name: str, relation: str, mounted: bool) -> Ended:
-        """The same, where the output is said under a second name of its folder."""
+        """Do the same with the output given under a second name of its folder."""
         kind, room = KINDS[name], self.room()
         (room / "here").mkdir()
         prepare(room / "here", self.inputs, self.runs)
@@ -473,13 +478,13 @@ class Guarding:
         kind, room = (KINDS | DEMO)[name], self.room()
         prepare(room, self.inputs, self.runs)
         STANDING[what](room)
-        # eval begins anew there, and the demo goes on: each replaces its own manifest
+        # eval starts a new run there, and the demo resumes: each replaces its own manifest
         changes = ("out/run.json",) if what in (ADDED, ANOTHERS) else ()
         return self._judged(name, what, room, kind.command(kind.source, "out"), changes)
 
     def meanwhile(self, name: str, what: str) -> Ended:
-        """A user changes OUT while `--force` makes another one: all of it is there afterwards, and
-        so is what the command made."""
+        """Check that OUT keeps every change that a user makes while `--force` builds a new one, and
+        that the command's result exists too."""
         kind, room, before = KINDS[name], self.room(), dict[str, str]()
         prepare(room, self.inputs, self.runs)
         checkpoint(room / "out", "old")
@@ -507,8 +512,8 @@ class Guarding:
         announced: tuple[str, ...],
         refused: bool = False,
     ) -> Ended:
-        """Run it, and compare the tree: but for what it `announced`, all is as it was. `refused`:
-        by the guard, and not otherwise."""
+        """Run the command, and check that the tree is unchanged except for the `announced` paths.
+        With `refused`, the guard must refuse, and nothing else."""
         before = tree(room)
         ended = run(command, room)
         after = tree(room)
@@ -542,7 +547,7 @@ THEN = {
 
 
 def renames(guarding: Guarding) -> Iterator[tuple[int, ...]]:
-    """Each rename of `extend --force` over an output, and each pair of them."""
+    """Yield each rename of `extend --force` over an output, and each pair of them."""
     room = guarding.room()
     prepare(room, guarding.inputs, guarding.runs)
     checkpoint(room / "out", "old")
@@ -576,7 +581,8 @@ def killed(guarding: Guarding, steps: tuple[int, ...], then: str) -> None:
 
 
 def _either(room: Path, old: dict[str, str]) -> None:
-    """The old output, or the one of the run before, is whole under its name or aside."""
+    """Check that the old output, or the output of the run before, is whole under its name or
+    aside."""
     for place in (room / "out", *room.glob(".out.ropext-*/old")):
         found, record = tree(place), place / "ropext.json"
         if found == old:
@@ -588,7 +594,7 @@ def _either(room: Path, old: dict[str, str]) -> None:
 
 
 def show(guarding: Guarding) -> None:
-    """The table of the counts, as Markdown, and every broken promise."""
+    """Print the table of the counts, as Markdown, and every broken promise."""
     print("| what stands in what relation | refused | done, nothing lost |\n|---|---|---|")
     for what in dict.fromkeys(what for what, _ in guarding.counts):
         done = guarding.counts[what, "done, nothing lost"]
@@ -599,7 +605,7 @@ def show(guarding: Guarding) -> None:
 
 
 def relations(guarding: Guarding, names: Iterable[str]) -> None:
-    """Each kind of input in each relation to the output."""
+    """Run each kind of input in each relation to the output."""
     for name in names:
         for relation in RELATIONS:
             guarding.relation(name, relation)
@@ -609,7 +615,7 @@ def relations(guarding: Guarding, names: Iterable[str]) -> None:
 
 
 def inputs(guarding: Guarding) -> None:
-    """Every kind of input in every relation."""
+    """Run every kind of input in every relation."""
     relations(guarding, KINDS)
 
 
@@ -628,7 +634,8 @@ def races(guarding: Guarding) -> None:
 
 
 def kills(guarding: Guarding) -> None:
-    """Each rename, then each other command; each two renames, then these in turn."""
+    """Kill at each rename, then run each other command; kill at each pair of renames, then run
+    these in turn."""
     for number, steps in enumerate(renames(guarding)):
         then = [*THEN][number % len(THEN)]
         for own in THEN if len(steps) == 1 else (then,):
@@ -636,7 +643,7 @@ def kills(guarding: Guarding) -> None:
 
 
 def a_part(guarding: Guarding) -> None:
-    """What the suite runs: one of each."""
+    """Run the suite's share: one case of each sort."""
     relations(guarding, PART)
     for number, what in enumerate(STANDING):
         for name in (WRITERS[number % len(WRITERS)], "extend MODEL", "eval MODEL"):
@@ -656,12 +663,12 @@ def meanwhile(guarding: Guarding) -> None:
 
 
 def quick(guarding: Guarding) -> None:
-    """A few kinds without a training, in every relation."""
+    """Run a few kinds without training, in every relation."""
     relations(guarding, QUICK)
 
 
 def renamed(guarding: Guarding) -> None:
-    """The same kinds where the output is said under a second name."""
+    """Run the same kinds with the output given under a second name."""
     for name in QUICK:
         for relation in SECOND:
             guarding.second(name, relation, False)

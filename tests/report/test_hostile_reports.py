@@ -1,6 +1,6 @@
-"""Reports of eval, compare and run on a model, documents and a recipe that say hostile things.
+"""Reports of eval, compare and run on a model, documents and a recipe with hostile names and texts.
 
-They are parsed, and opened in a headless browser where one is installed.
+The tests parse them, and open them in a headless browser if one is installed.
 """
 
 import csv
@@ -28,7 +28,7 @@ SCRIPT = f"</pre></td></title><script>{RAN}</script>"
 
 
 def named(what):
-    """A hostile name that says what it names."""
+    """Return a hostile name that contains this word."""
     return f'"><img alt={what} src=x onerror="{RAN}">'
 
 
@@ -50,8 +50,8 @@ def ropext(*words):
 
 
 def poisoned(run, place):
-    """A copy of a run in which a stranger names a variant, models and documents, and puts a script
-    into every answer."""
+    """Copy a run in which a stranger names a variant, models and documents, and put a script into
+    every answer."""
     shutil.copytree(run, place)
     (store,) = (place / "variants").glob("pi-2x-*")
     store.rename(store.with_name(store.name.replace("pi-2x", named("label"))))
@@ -82,7 +82,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reports(folder):
-    """The report of each command, by its name."""
+    """Return the report of each command, by its name."""
     model = write_checkpoint(folder / named("model"))
     data = write_documents(folder / f"{named('documents')}.jsonl", count=3)
     rows = [json.loads(line) for line in data.read_text().splitlines()]
@@ -131,7 +131,7 @@ def test_what_strangers_say_is_text_in_every_report(reports):
 
 
 def markdown_tokens(path):
-    """All that a Markdown renderer makes of a file."""
+    """Return all tokens that a Markdown renderer finds in a file."""
     tokens = list(MarkdownIt("commonmark").enable("table").parse(path.read_text("utf-8")))
     for token in tokens:
         tokens += token.children or ()
@@ -178,7 +178,7 @@ def test_a_task_that_a_stranger_named_is_no_name_in_a_report(reports, tmp_path, 
 
 
 def opened(path, folder):
-    """The page as the browser has it after all of its scripts."""
+    """Return the page as the browser has it after all of its scripts."""
     quiet = ("component-update", "sync", "quic")
     done = subprocess.run(
         [
@@ -198,7 +198,7 @@ def ran(found):
 
 
 def test_a_browser_runs_nothing_in_them(reports, tmp_path):
-    # It does run what is not escaped where no policy forbids it; and the policy alone forbids it.
+    # Without a policy, unescaped text does run; and the policy alone forbids it.
     bare = f"<!doctype html><html><head></head><body>{SCRIPT}{NAME}</body></html>"
     (tmp_path / "bare.html").write_text(bare)
     assert ran(opened(tmp_path / "bare.html", tmp_path))

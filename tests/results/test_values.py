@@ -14,7 +14,7 @@ from ropext.results.values import Bootstrap, Value, student, wilson, worth_of
 
 
 def clustered(rng, n=40, tokens=200, between=0.3, within=1.0):
-    """Per-document sums and counts of NLLs whose document means vary by `between`."""
+    """Draw per-document sums and counts of NLLs whose document means vary by `between`."""
     means = rng.normal(2.0, between, n)
     return means[:, None] + rng.normal(0, within, (n, tokens))
 
@@ -59,7 +59,7 @@ DRAWS = 2000
 
 
 def drawn(name, n, seed=0):
-    """So many documents, many times, and the mean of what they are drawn from."""
+    """Draw `n` documents, many times; return them and the distribution's mean."""
     rng = np.random.default_rng([seed, n])
     if name == "normal":
         return rng.normal(2, 0.5, (DRAWS, n)), 2.0
@@ -68,14 +68,14 @@ def drawn(name, n, seed=0):
         return rng.lognormal(0, sigma, (DRAWS, n)), math.exp(sigma**2 / 2)
     if name == "t3":
         return rng.standard_t(3, (DRAWS, n)), 0.0
-    if name == "far":  # one document of ten lies five standard deviations up
+    if name == "far":  # one document of ten is five standard deviations up
         return rng.normal(0, 1, (DRAWS, n)) + 5 * (rng.random((DRAWS, n)) < 0.1), 0.5
     real = {"losses": YARN, "lost": UNTOUCHED, "gain": BASE - YARN}[name]
     return rng.choice(real, (DRAWS, n)), real.mean()
 
 
 def coverage(name, n):
-    """How often the interval holds the truth."""
+    """Return how often the interval holds the truth."""
     numbers, truth = drawn(name, n)
     bootstrap, one = Bootstrap(), np.ones(n)
     ends = [bootstrap.ratio(own, one, np.exp).ci95 for own in numbers]
@@ -119,9 +119,12 @@ def test_a_one_sided_end_errs_in_one_of_twenty(name, n, most):
 
 
 def test_skew_moves_the_end_on_the_side_of_the_far_document_alone():
-    """By hand. Of 0, 0, 0, 0, 0, 0, 0, 8 (tenths) the mean is 1 and the deviation sqrt(7): skewness
-    (7 * -1 + 7^3) / 8 / 7^1.5 = 2.2678, for eight documents times sqrt(56)/6, less the standard
-    error sqrt(6 * 56 / (6 * 9 * 11))."""
+    """The numbers were computed by hand.
+
+    The mean of 0, 0, 0, 0, 0, 0, 0, 8 (tenths) is 1 and the deviation sqrt(7). The skewness is (7 *
+    -1 + 7^3) / 8 / 7^1.5 = 2.2678. For eight documents it is multiplied by sqrt(56)/6, less the
+    standard error sqrt(6 * 56 / (6 * 9 * 11)).
+    """
     skew = 2.2678 * math.sqrt(56) / 6 - math.sqrt(6 * 56 / (6 * 9 * 11))
     numbers = [0.0] * 7 + [0.8]
     moved = Bootstrap().ratio(numbers, [1] * 8)
@@ -219,8 +222,8 @@ def test_questions_of_one_group_are_worth_fewer_where_groups_differ():
     # Where nothing can tell, a correlation of .7 is assumed: 1 + 4 * .7 and 1 + 9 * .7.
     assert worth_of([5, 5], [5, 5]) == worth_of([0, 0], [5, 5]) == pytest.approx(10 / 3.8)
     assert worth_of([3], [10]) == pytest.approx(10 / 7.3)
-    # Alike by less than chance: spread 8/7 * 8 * 0.5^2 / 1600 = 1/700, of independent ones 1/160:
-    # ten answers were that of the fewer kind, so the effect is (20 * 160/700 + 3.8) / 21 < 1.
+    # Alike by less than chance: spread 8/7 * 8 * 0.5^2 / 1600 = 1/700, for independent answers
+    # 1/160. Ten answers were of the rarer kind, so the effect is (20 * 160/700 + 3.8) / 21 < 1.
     assert worth_of([3, 2] * 4, [5] * 8) == 40
 
 
@@ -228,7 +231,7 @@ def test_questions_of_one_group_are_worth_fewer_where_groups_differ():
     ("haystacks", "share", "likeness", "most"),
     [
         (4, 0.5, 0.7, 0.98),
-        (4, 0.8, 0.7, 1.0),  # without what is assumed .73
+        (4, 0.8, 0.7, 1.0),  # without the prior .73
         (8, 0.9, 0.7, 0.99),  # .73
         (8, 0.5, 0.0, 0.98),
         (16, 0.9, 0.5, 0.99),  # .91
@@ -288,8 +291,8 @@ def test_as_many_as_would_decide_are_never_fewer_than_there_are():
 
 
 def paired_difference(more, fewer, haystacks, questions=1):
-    """Of two models on the same questions: so many found by the first alone, by the second alone,
-    the first ones of the haystacks."""
+    """Compare two models on the same questions: `more` found by the first alone, `fewer` by the
+    second alone, in the first questions of the haystacks."""
     alike = haystacks * questions - more - fewer
     return difference_of_gaps([1.0] * more + [-1.0] * fewer + [0.0] * alike, questions)
 

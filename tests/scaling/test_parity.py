@@ -41,7 +41,7 @@ def rotary_class() -> Any:
 
 
 def built(dim: int, params: dict[str, Any], mpe: int) -> tuple[list[float], float]:
-    """The buffers of the module that stock builds from a rope dict."""
+    """Return the buffers of the module that stock builds from a rope dict."""
     module = rotary_class()(llama_config(dim, params, mpe))
     return module.inv_freq.tolist(), module.attention_scaling
 
@@ -49,7 +49,7 @@ def built(dim: int, params: dict[str, Any], mpe: int) -> tuple[list[float], floa
 def computed(
     dim: int, params: dict[str, Any], mpe: int, tokens: int | None = None
 ) -> tuple[list[float], float]:
-    """What stock's function for this rope type returns for an input of so many tokens."""
+    """Return the output of stock's function for this rope type and an input of so many tokens."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = llama_config(dim, params, mpe)
@@ -61,7 +61,7 @@ def computed(
 
 
 def stock_request(case: Case, dim: int, theta: float, context: int, target: int) -> dict[str, Any]:
-    """How one asks stock transformers for this method, written by hand."""
+    """Return the rope dict that asks stock transformers for this method, written by hand."""
     s = target / context
     lengths = {"factor": s, "original_max_position_embeddings": context}
     match case.method:
@@ -90,7 +90,7 @@ def stock_request(case: Case, dim: int, theta: float, context: int, target: int)
 
 
 def bound(params: dict[str, Any], factor: float) -> float:
-    """How far stock's float32 may be from float64, relative; its llama3 ramp cancels."""
+    """Return how far stock's float32 may be from float64, relative; its llama3 ramp cancels."""
     allowed = max(1e-6, 1e-7 * factor) * forms.steepness(params)
     return 4 * allowed if params["rope_type"] == "llama3" else allowed
 
@@ -123,7 +123,7 @@ PARTIAL = ((80, 0.4), (96, 0.25), (64, 0.25))
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_partial_rotation_counts_the_channels_that_rotate(case: Case) -> None:
-    """Phi reads partial_rotary_factor; d in every formula is what it leaves, not head_dim."""
+    """Phi reads partial_rotary_factor; d in every formula is the rest, not head_dim."""
     from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
 
     for head_dim, share in PARTIAL:
@@ -135,7 +135,7 @@ def test_partial_rotation_counts_the_channels_that_rotate(case: Case) -> None:
                 num_attention_heads=2,
                 max_position_embeddings=target,
                 rope_parameters=params | {"partial_rotary_factor": share},
-                partial_rotary_factor=share,  # where it is written for transformers before 5.18
+                partial_rotary_factor=share,  # the key's place for transformers before 5.18
             )
             module = PhiRotaryEmbedding(config)
             what = f"{case_id(case)} {dim} of {head_dim} channels {context} -> {target}"

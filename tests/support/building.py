@@ -1,4 +1,4 @@
-"""What the stock side is asked, and what ropext says it will answer."""
+"""The requests to the stock side, and the answers that ropext expects from it."""
 
 import json
 import os
@@ -21,7 +21,8 @@ from ropext.scaling import forms
 STOCK = Path(__file__).with_name("stock.py")
 FACTOR = 4
 METHODS = ("pi", "ntk", "yarn", "by-parts", "longrope")
-# The legacy base differs from the modern one in what is written over, not in the mathematics.
+# The legacy base differs from the modern one in the keys that are overwritten, not in the
+# mathematics.
 LEGACY_METHODS = ("ntk", "yarn")
 
 
@@ -33,9 +34,9 @@ class Case:
     name: str
     config: dict
     wanted: dict = field(default_factory=dict)  # label -> Spectrum
-    thetas: dict = field(default_factory=dict)  # label -> theta, where labels are ours alone
+    thetas: dict = field(default_factory=dict)  # label -> theta, for labels that are ours alone
     error: str = ""
-    factor: float = 1.0  # of the plan whose config it is
+    factor: float = 1.0  # the factor of the plan whose config this is
 
     @property
     def id(self):
@@ -56,7 +57,8 @@ def knobs(method, pairs):
 
 
 def scaled(model, method, target):
-    """label -> (wanted spectrum, stock dict) for the scaled sites; a longrope as published ones."""
+    """Return label -> (wanted spectrum, stock dict) for the scaled sites; a longrope is as
+    published ones."""
     out = {}
     for site in model.scaled_sites:
         context, attention = site.rope.context, None
@@ -87,7 +89,7 @@ def base_case(model_type, name, config):
 
 
 def extended_case(base, model, method):
-    """The base extended by a method; None where no form of this family carries it."""
+    """Return the base extended by a method; None if no form of this family carries it."""
     target = FACTOR * model.context
     try:
         plan = scaled(model, method, target)
@@ -105,7 +107,8 @@ def extended_case(base, model, method):
 
 
 def stated_case(base, model):
-    """The base with another stated length, by `--length-only`: the same spectrum is wanted."""
+    """Return the base with another stated length, by `--length-only`: the same spectrum is
+    wanted."""
     made = make_plan(base.config, Extend(length_only=True, target=FACTOR * model.context))
     case = Case(base.model_type, f"{base.name} length-only", made.config, base.wanted)
     case.thetas = {site.label: site.params["rope_theta"] for site in made.sites}
@@ -113,8 +116,11 @@ def stated_case(base, model):
 
 
 def cases(model_type, with_head=True, text_apart=False):
-    """Every case of one model type; fewer for the types that have no language-model head, and for
-    composites whose text part goes through all of them by itself."""
+    """Return every case of one model type.
+
+    There are fewer for types without a language-model head, and for composites whose text part goes
+    through all of them by itself.
+    """
     text_type, path = tiny.text_part(model_type)
     methods = METHODS if with_head and not text_apart else ("yarn",)
     bases = [("modern", tiny.modern(text_type), methods)]
@@ -162,8 +168,8 @@ class Stock:
         return json.loads(self.process.stdout.readline())
 
     def build(self, case, tokens=0, turns=0):
-        """What stock builds; with `tokens` also what its cache keeps of so many, with `turns` alone
-        which layers turn what they read."""
+        """Return the tables that stock builds. With `tokens` also return the sizes that its cache
+        keeps of so many tokens; with `turns` return only which layers rotate their input."""
         text_type, _ = tiny.text_part(case.model_type)
         request = {
             "id": case.id,
@@ -174,7 +180,8 @@ class Stock:
         return self.ask(request | {"tokens": tokens, "turns": turns})
 
     def keys(self, model_type):
-        """The keys that stock's code reads for a type, each with another value than the default."""
+        """Return the keys that stock's code reads for a type, each with a value other than the
+        default."""
         return self.ask({"id": model_type, "keys": model_type})["keys"]
 
     def has_head(self, model_type):
@@ -195,7 +202,8 @@ STEP = {
 
 
 def spelled(model_type, keys):
-    """(key, config) for the bare config, and for each key set in it; only what the class reads."""
+    """Yield (key, config) for the bare config, and for each key set in it; the configs hold only
+    keys that the class reads."""
     names = set(defaults_of(model_type, NO_FACTS).get("names", {}).values())
     known = {"model_type", "rope_parameters", "max_position_embeddings", *keys, *names}
     known |= {"intermediate_size", "moe_intermediate_size", "vocab_size", "hidden_size"}
@@ -213,8 +221,10 @@ def spelled(model_type, keys):
 
 
 def cache_differences(model, kept, tokens):
-    """Sentences about layers of which stock's cache keeps another amount; between two steps it
-    holds one token less than the window that a step sees."""
+    """Return sentences about layers whose stock cache keeps another amount.
+
+    Between two steps it holds one token less than the window that a step sees.
+    """
     wanted = [
         layer._replace(window=layer.window and layer.window - 1).kept(tokens)
         for layer in model.kv_layers or ()
@@ -224,18 +234,18 @@ def cache_differences(model, kept, tokens):
 
 
 def rotary_types():
-    """Every model type of the census whose text part is rotary."""
+    """Return every model type of the census whose text part is rotary."""
     return sorted(name for name in census() if tiny.text_part(name))
 
 
 def bound(spectrum_case):
-    """DESIGN's bound: 1e-7 * factor, at least 1e-6; four times that where the ramp is llama3's."""
+    """Return DESIGN's bound: 1e-7 * factor, at least 1e-6; four times that for llama3's ramp."""
     least = max(1e-6, 1e-7 * spectrum_case.factor)
     return least * (4 if "by-parts" in spectrum_case.name else 1)
 
 
 def differences(case, answer):
-    """Sentences about what stock built otherwise; [] = as wanted."""
+    """Return sentences about the values that stock built otherwise; [] means as wanted."""
     if case.error:
         return [case.error]
     if "error" in answer:

@@ -1,9 +1,11 @@
-"""What stock transformers builds from configs: run as a script in a process without ropext.
+"""The tables that stock transformers builds from configs: run as a script in a process without
+ropext.
 
-stdin: JSON lines of {"id", "config", "text_type", "task"}; stdout: one JSON line per config with
-the inverse frequencies and attention factors of the text part's rotary modules, or the error. With
-"tokens" so many are read, and how many numbers a DynamicCache then keeps is told per layer. With
-"turns" the answer is whether the output of each layer's attention moves with the positions. A
+stdin: JSON lines of {"id", "config", "text_type", "task"}. stdout: one JSON line per config with
+the inverse frequencies and attention factors of the text part's rotary modules, or the error.
+
+With "tokens" it reads so many, and reports per layer how many numbers a DynamicCache then keeps.
+With "turns" the answer is whether the output of each layer's attention moves with the positions. A
 line of {"id", "keys"} asks for the keys that stock reads for this model type (stock_keys.py).
 """
 
@@ -17,7 +19,7 @@ import stock_keys
 
 
 class NoRopext:
-    """Makes any import of ropext fail: the stock side must not lean on what it checks."""
+    """Makes any import of ropext fail: the stock side must not use the code that it checks."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "ropext":
@@ -25,7 +27,7 @@ class NoRopext:
 
 
 def rotary_modules(model, text_type):
-    """(label, module) for every rotary embedding whose config is the text part's."""
+    """Yield (label, module) for every rotary embedding whose config is the text part's."""
     for name, module in model.named_modules():
         config = getattr(module, "config", None)
         for buffer in list(module._buffers):
@@ -83,14 +85,17 @@ def build(request, folder):
         return describe(model, request["text_type"])
     from transformers.initialization import no_init_weights  # transformers 4 has none
 
-    with no_init_weights():  # what is computed does not matter, only how much is kept
+    with no_init_weights():  # the values do not matter, only how many are kept
         model = auto.from_config(config).eval()
     return describe(model, request["text_type"]) | {"cache": cached(model, tokens)}
 
 
 def turning(model, tokens):
-    """Per layer whether its attention, given the same hidden states at other positions, computes
-    something else. What it makes of positions beside the rotation stays as it was."""
+    """Return per layer whether its attention, given the same hidden states at other positions,
+    changes its output.
+
+    Uses of the positions other than the rotation stay unchanged.
+    """
     import torch
 
     first, moved = {}, {}
@@ -114,7 +119,7 @@ def turning(model, tokens):
         far = (out - before).abs().max() > 1e-6 * before.abs().max()
         moved[layer] = moved.get(layer, False) or bool(far)
 
-    for weights in model.parameters():  # far from nought, where an attention weighs all alike
+    for weights in model.parameters():  # far from nought: near it an attention weighs all alike
         weights.data += torch.randn_like(weights) / max(weights.shape[-1:], default=1) ** 0.5
     kinds = ("Attention", "MLA")
     names = {m: name for name, m in model.named_modules() if type(m).__name__.endswith(kinds)}
@@ -133,7 +138,8 @@ def turning(model, tokens):
 
 
 def cached(model, tokens):
-    """How many numbers each layer keeps after one forward pass; shared tensors count once."""
+    """Return how many numbers each layer keeps after one forward pass; shared tensors count
+    once."""
     import torch
     from transformers import DynamicCache
 

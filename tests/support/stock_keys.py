@@ -1,7 +1,8 @@
 """The keys that stock's own source reads for one config class, each with a value to set it to.
 
-Parsed, not listed by hand: every field of the class, what its code and that of its parents ask
-`kwargs` for, and what the modeling file asks a config for by getattr. No ropext here.
+The source is parsed, nothing is listed by hand: every field of the class, the `kwargs` that its
+code and its parents' code read, and the keys that the modeling file reads by getattr. This module
+does not use ropext.
 """
 
 import ast
@@ -11,7 +12,7 @@ import textwrap
 import typing
 from pathlib import Path
 
-# Values for a model of 4 layers with 4 heads of 32 channels, where the default says too little.
+# Values for a model of 4 layers with 4 heads of 32 channels, for keys whose default is too little.
 VALUES = {
     "attention_other_setting": {"num_attention_heads": 8},
     "attention_windows": [7, 0, 7, 0],
@@ -75,7 +76,7 @@ UNVARIED = {
     *("rope_parameters", "rope_scaling", "original_max_position_embeddings", "_rope_type_labels"),
     *("layer_types", "layers_block_type", "per_layer_config", "compress_rates"),
     *("mtp_layer_types", "cross_attention_layers"),
-    # ... and what is no size, no layer and no rotation.
+    # ... and keys that are no size, no layer and no rotation.
     *("L_bp_cycles", "activation_sparsity_pattern", "attention_mask", "attention_scaling"),
     *("attn_logit_softcapping", "moshi_delay_pattern_mask", "user_delay_pattern_mask"),
     *("num_hash_layers", "ple_layer_ids", "position_ids", "qk_head_dim", "shared_kv_states"),
@@ -88,7 +89,8 @@ def concerns_positions(key):
 
 
 def _asked(tree, holders):
-    """Keys that these objects are asked for: by pop, get, setdefault, getattr or `in`."""
+    """Yield the keys that the code reads from these objects: by pop, get, setdefault, getattr or
+    `in`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             holder, key = node.comparators[0], node.left
@@ -104,7 +106,7 @@ def _asked(tree, holders):
 
 
 def _another(field):
-    """Another value than a field's default, of its own type; None where there is none."""
+    """Return a value other than a field's default, of its own type; None if there is none."""
     default, kinds = field.default, (field.type, *typing.get_args(field.type))
     if isinstance(default, bool):
         return not default
@@ -117,7 +119,7 @@ def _another(field):
 
 
 def keys_of(cls):
-    """key -> another value than its default, None where none is known."""
+    """Return key -> a value other than its default, None if none is known."""
     from transformers import PreTrainedConfig
 
     general = PreTrainedConfig.__dataclass_fields__
@@ -131,7 +133,7 @@ def keys_of(cls):
         trees.append(ast.parse(modeling.read_text("utf-8")))
     for tree in trees:
         for key in _asked(tree, ("kwargs", "self", "config", "self.config")):
-            if key != "head_dim":  # where it is no field, it follows from the width
+            if key != "head_dim":  # if it is no field, it follows from the width
                 out.setdefault(key, VALUES.get(key))
     return {
         key: value

@@ -1,7 +1,7 @@
 """Tiny configs of every family, with a theta and a partial factor that are no class default.
 
-Sizes are small where a family has the key and the class default elsewhere: no weight is allocated
-that is not needed, and a lost key shows as another spectrum.
+Sizes are small if a family has the key and the class default elsewhere: no unneeded weight is
+allocated, and a lost key shows as another spectrum.
 """
 
 from ropext.families import config
@@ -10,7 +10,7 @@ from ropext.families.table import family
 
 THETA, LOCAL_THETA, PARTIAL, CONTEXT = 12345.0, 4321.0, 0.75, 512
 
-# Read by many families under these names; what a family does not know it keeps and ignores.
+# Many families read these names; a family keeps and ignores a name that it does not know.
 SMALL = {
     "vocab_size": 256,
     "hidden_size": 128,
@@ -40,7 +40,7 @@ LATENT = {
     "n_group": 1,
     "topk_group": 1,
 }
-# What single families want beside.
+# Keys that single families need besides.
 SPECIAL = {
     "cohere_compass_text": {
         "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
@@ -82,7 +82,7 @@ FULL_WIDTH = ("dots3_note",)
 
 
 def text_part(model_type):
-    """The rotary type inside a model type and the path to it, or None."""
+    """Return the rotary type inside a model type and the path to it, or None."""
     path = ()
     known = config.census().get(model_type)
     while known is not None and known.scheme == "composite":
@@ -109,7 +109,7 @@ def _sizes(text_type):
 
 
 def modern(text_type):
-    """As transformers 5 saves it: rope_parameters alone."""
+    """Return the config as transformers 5 saves it: rope_parameters alone."""
     row, out = family(text_type, NO_FACTS), _sizes(text_type)
     partial = {"partial_rotary_factor": row.fixed_partial or PARTIAL}
     if not row.labels:
@@ -133,7 +133,8 @@ def modern(text_type):
 
 
 def legacy(text_type):
-    """As transformers 4 had it: top-level names, no rope_parameters; None where no 4.x did."""
+    """Return the config as transformers 4 had it: top-level names, no rope_parameters; None if no
+    4.x had this type."""
     row, out = family(text_type, NO_FACTS), _sizes(text_type)
     if row.legacy == "absent" or row.layer_thetas or text_type in ROPE:
         return None
@@ -160,7 +161,7 @@ def bare(text_type):
 
 
 def wrapped(model_type, text):
-    """The text config inside its composite, if there is one."""
+    """Wrap the text config in its composite, if there is one."""
     found = text_part(model_type)
     if model_type in FULL_WIDTH:
         text = {key: value for key, value in text.items() if key != "hidden_size"}

@@ -11,7 +11,7 @@ Result = tuple[list[float], float]
 
 
 def rope(d: int, b: float) -> list[float]:
-    """RoFormer (arXiv 2104.09864), eq. 15: theta_i = 10000^(-2(i-1)/d), i = 1 .. d/2."""
+    """Compute RoFormer (arXiv 2104.09864), eq. 15: theta_i = 10000^(-2(i-1)/d), i = 1 .. d/2."""
     return [1.0 / b ** (2.0 * (i - 1) / d) for i in range(1, d // 2 + 1)]
 
 
@@ -21,14 +21,15 @@ def position_interpolation(d: int, b: float, L: int, L_new: int) -> Result:
 
 
 def ntk_aware(d: int, b: float, L: int, L_new: int) -> Result:
-    """bloc97's `base = base * a ** (dim / (dim - 2))`."""
+    """Compute bloc97's `base = base * a ** (dim / (dim - 2))`."""
     a = L_new / L
     base = b * a ** (d / (d - 2))
     return [1.0 / (base ** (k / d)) for k in range(0, d, 2)], 1.0
 
 
 def dynamic_ntk(d: int, b: float, L: int, L_new: int) -> Result:
-    """emozilla's LlamaDynamicScaledRotaryEmbedding (ntk=True) at a sequence of L' tokens."""
+    """Compute emozilla's LlamaDynamicScaledRotaryEmbedding (ntk=True) at a sequence of L'
+    tokens."""
     scaling_factor = L_new / L
     seq_len = L_new
     base = b * ((scaling_factor * seq_len / L) - (scaling_factor - 1)) ** (d / (d - 2))
@@ -41,7 +42,7 @@ def abf(d: int, b: float, b_new: float) -> Result:
 
 
 def ntk_by_parts(d: int, b: float, L: int, L_new: int, alpha: float, beta: float) -> Result:
-    """YaRN (arXiv 2309.00071), eq. 17 to 20, case by case as they are printed."""
+    """Compute YaRN (arXiv 2309.00071), eq. 17 to 20, case by case as they are printed."""
     s = L_new / L
     out = []
     for k in range(d // 2):
@@ -59,7 +60,7 @@ def ntk_by_parts(d: int, b: float, L: int, L_new: int, alpha: float, beta: float
 
 
 def llama3(d: int, b: float, L: int, L_new: int, low_freq: float, high_freq: float) -> Result:
-    """Meta's `apply_scaling` as released with Llama 3.1."""
+    """Compute Meta's `apply_scaling` as released with Llama 3.1."""
     scale_factor = L_new / L
     low_freq_wavelen = L / low_freq
     high_freq_wavelen = L / high_freq
@@ -92,7 +93,7 @@ def yarn(
     beta_slow: float = 1,
     truncate: bool = True,
 ) -> Result:
-    """jquesnelle/yarn's LlamaYaRNScaledRotaryEmbedding; `truncate` as gpt-oss added it."""
+    """Compute jquesnelle/yarn's LlamaYaRNScaledRotaryEmbedding; `truncate` as gpt-oss added it."""
     scale = L_new / L
     low = _find_correction_dim(beta_fast, d, b, L)
     high = _find_correction_dim(beta_slow, d, b, L)
@@ -112,14 +113,15 @@ def yarn(
 
 
 def longrope(d: int, b: float, L: int, L_new: int, ext_factors: list[float]) -> Result:
-    """microsoft/LongRoPE: 1 / (ext_factor * base^(k/d)), scaled by sqrt(1 + ln s / ln L)."""
+    """Compute microsoft/LongRoPE: 1 / (ext_factor * base^(k/d)), scaled by sqrt(1 + ln s / ln
+    L)."""
     out = [1.0 / (ext * b ** (k / d)) for ext, k in zip(ext_factors, range(0, d, 2), strict=True)]
     scale = L_new / L
     return out, 1.0 if scale <= 1.0 else math.sqrt(1 + math.log(scale) / math.log(L))
 
 
 def hunyuan_alpha(d: int, b: float, alpha: float) -> Result:
-    """HunYuan's released code: base * alpha ** (dim / (dim - 2)), a static NTK."""
+    """Compute HunYuan's released code: base * alpha ** (dim / (dim - 2)), a static NTK."""
     return rope(d, b * alpha ** (d / (d - 2))), 1.0
 
 
@@ -130,13 +132,14 @@ def proportional(d: int, b: float, share: float, factor: float) -> Result:
 
 
 def deepseek_softmax(factor: float, mscale_all_dim: float) -> float:
-    """DeepSeek-V2's yarn_get_mscale(factor, mscale_all_dim), squared as its attention does."""
+    """Compute DeepSeek-V2's yarn_get_mscale(factor, mscale_all_dim), squared as its attention
+    does."""
     mscale = 1.0 if factor <= 1 else 0.1 * mscale_all_dim * math.log(factor) + 1.0
     return mscale * mscale
 
 
 def deepseek_attention(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """The ratio of the two, which DeepSeek multiplies into cos and sin."""
+    """Compute the ratio of the two, which DeepSeek multiplies into cos and sin."""
 
     def get(m: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
@@ -161,7 +164,8 @@ def _stock(rope_dict: dict[str, Any], theta: float, dim: int) -> Result:
 
 
 def seen_by_transformers_4(config: dict[str, Any], names: dict[str, str], share: float) -> Result:
-    """4.57's modeling_rope_utils: three keys at top level, and the class default for the share."""
+    """Read a config as 4.57's modeling_rope_utils: three keys at top level, and the class default
+    for the share."""
     theta = config.get(names["theta"], 10_000.0)
     turning = config.get(names["share"], share)
     head = config["hidden_size"] // config["num_attention_heads"]
@@ -169,7 +173,8 @@ def seen_by_transformers_4(config: dict[str, Any], names: dict[str, str], share:
 
 
 def seen_by_transformers_5(config: dict[str, Any], names: dict[str, str], share: float) -> Result:
-    """5.23's convert_rope_params_to_dict: the legacy dict first, then top level, then the class."""
+    """Read a config as 5.23's convert_rope_params_to_dict: the legacy dict first, then top level,
+    then the class."""
     rope_dict = config.get("rope_scaling") or config.get("rope_parameters") or {}
     theta = rope_dict.get("rope_theta", config.get(names["theta"], 10_000.0))
     turning = rope_dict.get("partial_rotary_factor", config.get(names["share"], share))

@@ -1,4 +1,4 @@
-"""A whole run on a tiny model: what it leaves, that it loads, that it learned, that it goes on."""
+"""A whole run on a tiny model: its files, that they load, that it learned, and that it resumes."""
 
 import hashlib
 import json
@@ -60,7 +60,7 @@ ROOT = str(Path(ropext.__file__).parents[1])
 
 @pytest.fixture(scope="session")
 def tuned(extended, stories, tmp_path_factory):
-    """The result of one run with its control, and where it lies."""
+    """Return the result of one run with its control, its folder, and its messages."""
     output = tmp_path_factory.mktemp("tuned") / "out"
     told = []
     done = train(
@@ -169,7 +169,7 @@ def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path)
 def test_room_for_the_output_is_asked_for_before_the_training(
     base, extended, stories, tmp_path, monkeypatch, kind, link, copies
 ):
-    """OUT holds the tuned weights, and beside them the base's; a fit the base's alone."""
+    """OUT holds the tuned weights and the base's; after a fit only the base's."""
     model, options = (base, {"factor": 4, "steps": 2}) if kind == "fit" else (extended, RUN)
     weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     needed = copies * weights
@@ -350,8 +350,8 @@ def test_the_base_is_the_model_before_its_extension(tuned, base, stories):
         if f"stories.jsonl:{number}" not in held:
             continue
         ids = torch.tensor(tokenizer(text)["input_ids"][:256])
-        # Windows of 64, stride 32: the last 16 tokens before 256 lie in the one from 192 on, in
-        # which BOS, with which the tokenizer begins a text, stands in the first token's place.
+        # Windows of 64, stride 32: the last 16 tokens before 256 are in the window from 192 on.
+        # BOS, with which the tokenizer begins a text, takes the place of its first token.
         window = torch.cat([ids[:1], ids[193:]])
         with torch.no_grad():
             logits = model(input_ids=window[None]).logits[0].float()
@@ -474,7 +474,7 @@ def test_base_and_curve_lie_beside_it_and_the_run_directory_is_gone(tuned, exten
     losses = json.loads((output / "training" / "losses.json").read_text())
     assert len(losses["tuned"]) == len(losses["control"]) == 8
     assert not output.with_name("out.run").exists()
-    # What each training's first step took: as much is said.
+    # used.log holds the memory that each training's first step took; the messages state the same.
     lines = (output / "training/used.log").read_text().splitlines(keepends=True)
     *used, sign = map(json.loads, lines)
     assert sign == {"sha256": hashlib.sha256("".join(lines[:-1]).encode()).hexdigest()}

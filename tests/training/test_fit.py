@@ -1,4 +1,4 @@
-"""A whole fit: what it leaves, that stock loads it, that it learned, that it goes on."""
+"""A whole fit: its files, that stock loads them, that it learned, and that it resumes."""
 
 import json
 import os
@@ -68,7 +68,8 @@ RANDOM = {
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """A fit that learns, where it lies, what was told, and the weights in memory afterwards."""
+    """Run a fit that learns; return its result, its folder, its messages, and the weights in memory
+    afterwards."""
     output = tmp_path_factory.mktemp("fitted") / "out"
     told, loaded = [], []
     load = models.load
@@ -100,7 +101,7 @@ def test_it_finds_the_true_spectrum_again(fitted):
 
 
 def test_of_several_starts_the_lowest_on_held_out_documents_is_taken(tmp_path):
-    """As if it had been the only one, though another is named first."""
+    """The result equals a fit from that start alone, though another start comes first."""
     short = KNOWN | {"steps": 4, "batch_tokens": 512, "eval_every": 4, "retrieval_items": 0}
     data = (DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"))
     alone = train("fit", *data, tmp_path / "alone", **short | {"start": "yarn"})
@@ -207,7 +208,8 @@ def test_the_pair_factors_file_gives_the_same_spectrum_to_extend(fitted):
 
 
 def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_path, monkeypatch):
-    """Steps so wide that they only do harm; what it cost is what the model read."""
+    """The steps are so wide that they only do harm; the cost counts every token that the model
+    read."""
     from transformers import LlamaModel
 
     told, read, forward = [], [], LlamaModel.forward
@@ -246,7 +248,7 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
 
 @pytest.fixture(scope="module")
 def plain(base, stories, tmp_path_factory):
-    """A short fit of random weights."""
+    """Run a short fit of random weights."""
     output = tmp_path_factory.mktemp("plain") / "out"
     return train("fit", base, str(stories), output, **RANDOM)
 
@@ -277,7 +279,7 @@ def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_pat
 
 
 def shared_by_two(base, stories, tmp_path):
-    """What a fit in two processes found."""
+    """Return the result of a fit in two processes."""
 
     def call():
         done = train("fit", base, str(stories), tmp_path / "out", **RANDOM)
@@ -511,7 +513,7 @@ def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
 
 
 def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_path):
-    """A header says nothing of what was trained; readings and steps are of the weights."""
+    """A header does not identify the weights; readings and steps depend on them."""
     again = tmp_path / "again"
     shutil.copytree(base, again)
     file = again / "model.safetensors"
@@ -524,7 +526,8 @@ def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_pat
 
     found = [fit.prepare(str(own), str(stories), Fit(**RANDOM)).decides() for own in (base, again)]
     assert [key for key in found[0] if found[0][key] != found[1][key]] == ["weights"]
-    # What stands at its default is in no key: one that changes raises a number that is.
+    # A value at its default is in no key. If a default changes, another number that is in a key
+    # must rise.
     assert found[0]["schema"] == FitStage.schema == 2
 
 
@@ -563,8 +566,8 @@ def score(index, exact):
 
 
 def test_of_the_steps_that_surely_beat_the_start_the_lowest_is_taken():
-    """One that is lower in the mean, and not surely, does not count; where no step is surely
-    better the lowest is told of."""
+    """A step that is lower in the mean, but not surely, does not count. If no step is surely
+    better, the lowest is reported."""
     gains = {"start": [0, 0.004] * 4, "5": [0.02, 0.024] * 4, "10": [0.4, -0.2] * 4}
     gains |= {"15": [0.03, 0.034] * 4, "20": [-0.1] * 8}
     models = {

@@ -1,7 +1,8 @@
 """The program under a simulated Windows (simulated/sitecustomize.py) gives the bytes of Linux.
 
-Each story runs twice, in folders of one name: once as the system is, once masked, every process
-that it starts too. Only a real machine shows what the mask does not know (docs/versions.md).
+Each story runs twice, in folders of one name: once on the plain system, once masked, with every
+process that it starts. Only a real machine shows differences that the mask does not know
+(docs/versions.md).
 """
 
 import json
@@ -70,8 +71,8 @@ def inputs(folder):
 
 
 def told(folder, masked, story):
-    """{step: (exit code, stdout, stderr)} of command lines in one interpreter."""
-    # Another process for the proof is what the mask is to see; the others are as on Linux.
+    """Return {step: (exit code, stdout, stderr)} of command lines in one interpreter."""
+    # The mask must see the proof's other process; the others are as on Linux.
     before = BLANK_PICTURES + (FIRST_APART if masked else NONE_APART)
     done = subprocess.run(
         [sys.executable, "-P", "-c", before + DRIVER, json.dumps(list(story.values()))],
@@ -86,7 +87,7 @@ def told(folder, masked, story):
 
 
 def contents(folder):
-    """Every file of a folder by its bytes, but for times and what the driver left."""
+    """Return every file of a folder by its bytes, without times and the driver's files."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -110,7 +111,7 @@ def both(tmp_path, story, before=lambda folder: None):
     assert not [name for name in trees[1] if ".ropext-" in name]
     assert trees[0].keys() == trees[1].keys()
     other = [name for name in trees[0] if trees[0][name] != trees[1][name]]
-    assert [name for name in other if name != "soft/ropext.json"] == []  # it says what is a link
+    assert [name for name in other if name != "soft/ropext.json"] == []  # it lists the links
     return said
 
 
@@ -171,7 +172,7 @@ def test_an_evaluation_ends_though_a_virus_scanner_reads_its_folder(tmp_path):
 
 
 def killed(folder):
-    """The last of the long commands, in the middle of its fine-tuning."""
+    """Start the last of the long commands and kill it in the middle of its fine-tuning."""
     child = subprocess.Popen(
         [sys.executable, "-m", "ropext", *LONG["run"]],
         cwd=folder,
@@ -187,5 +188,5 @@ def killed(folder):
 
 @pytest.mark.slow
 def test_long_commands_give_the_same_bytes(tmp_path):
-    """A run that was killed too, which goes on."""
+    """This includes a killed run that resumes."""
     both(tmp_path, LONG, before=killed)
