@@ -39,7 +39,7 @@ gc.disable()  # until all is imported and collected: a third of that time goes t
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now stays to the end, and is looked through no more."""
+    """Keep all present objects to the end, so that the garbage collector skips them."""
     gc.freeze()
     gc.enable()
 
@@ -66,8 +66,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def own_interrupts() -> Iterator[None]:
-    """Ctrl-C as an interpreter begins with it: a test run in the background of a script inherits it
-    ignored, which its children would too."""
+    """Restore Ctrl-C: a test run in the background of a script inherits it ignored, and so would
+    its children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)

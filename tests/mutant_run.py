@@ -1,4 +1,5 @@
-"""Run in its own process on a copy of the package: what it computes, and which tests it fails.
+"""Run in its own process on a copy of the package: print the copy's numbers, and the tests that
+fail on it.
 
     python mutant_run.py COPY TESTS KILLER [KILLER ...]
 
@@ -29,7 +30,7 @@ def numbers(name: str, spectrum) -> dict[str, list[float]]:
 
 
 def spectra() -> dict[str, list[float]]:
-    """What the copy wants and what its exported dicts mean, at a few points."""
+    """Return the copy's wanted spectra and its readings of exported dicts, at a few points."""
     from ropext import scaling
     from ropext.base.errors import RopextError
     from ropext.scaling import forms
@@ -57,7 +58,7 @@ def spectra() -> dict[str, list[float]]:
 
 
 def saved() -> dict[str, list[float]]:
-    """What the transcribed readers of transformers 4 and 5 see in saved configs."""
+    """Return the readings of saved configs by the transcribed readers of transformers 4 and 5."""
     import test_spellings
 
     from ropext.base.errors import RopextError

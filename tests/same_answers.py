@@ -2,10 +2,10 @@
 
     python tests/same_answers.py OLD NEW [--only STORY ...]
 
-Runs nine short stories with the code of each, on one process and on two, and compares every tensor
-that they write, the positions of each written config, every token's loss, every answer and every
-metric. Printed words are compared by the golden transcripts; here only numbers count. A row says
-"same", or the largest difference. Exit code 1 where one differs.
+It runs nine short stories with the code of each, on one process and on two. It compares every
+tensor that they write, the positions of each written config, every token's loss, every answer and
+every metric. The golden transcripts compare printed words; here only numbers count. A row says
+"same", or the largest difference. Exit code 1 if one differs.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def tell(story: str, processes: int, line: str, code: Path, folder: Path) -> Non
 
 
 def numbers(folder: Path, story: str) -> Iterator[tuple[str, Any]]:
-    """What a story wrote, by name."""
+    """Yield a story's results, by name."""
     place = folder / story
     for path in sorted(place.rglob("*.safetensors")):
         for name, tensor in load_file(path).items():
@@ -106,7 +106,7 @@ def metrics(content: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def difference(one: Any, other: Any) -> str:
-    """What keeps two values apart; nothing where they are the same."""
+    """Return the difference of two values; "" if they are the same."""
     if one is None or other is None:
         return "" if one is other else "is in one of them alone"
     if isinstance(one, np.ndarray):

@@ -18,7 +18,7 @@ YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 64,
 }
-# What stands beside a Llama's keys in the file, and the words of the command.
+# Further keys in the file, next to a Llama's, and the words of the command.
 FILES = {"scaled": YARN, "windows": WINDOWS, "plain": {}}
 WORDS = (
     {"factor": 2.0, "for_loaders": ("llama.cpp",), "context": 128, "original_context": 64},
@@ -29,14 +29,15 @@ WORDS = (
 
 
 def answer(work):
-    """What a command answers, or the sentence with which it refuses."""
+    """Return a command's answer, or the sentence with which it refuses."""
     try:
         return work(), ""
     except RopextError as error:
         return None, str(error)
 
 
-# One without windows, one of windows that no scaling can help, one that knows no divisors.
+# A family without windows, a family whose windows no scaling can help, and a family without
+# divisors.
 FEW = ("llama", "cohere2", "qwen3")
 OTHERS = sorted({*gguf._table()["architectures"]} - {*FEW})
 

@@ -1,4 +1,4 @@
-"""The names of bundled things open what is bundled, from any directory."""
+"""The names of bundled things open the bundled files, from any directory."""
 
 import json
 import shutil
@@ -67,7 +67,7 @@ def test_a_bundled_model_has_no_revisions():
 
 @pytest.fixture
 def homes(tmp_path, monkeypatch):
-    """One small GGUF as Ollama and as LM Studio keep it, and by itself under another name."""
+    """Write one small GGUF as Ollama and as LM Studio keep it, and by itself under another name."""
     from gguf_files import making
 
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -51,7 +51,7 @@ def scale(file, factor):
 
 
 def once(act):
-    """A listener that acts at the first sentence, or unit, that it hears of these words."""
+    """Return a listener that acts at the first sentence, or unit, that has these words."""
     done = []
 
     def hears(words):
@@ -75,7 +75,7 @@ def test_another_model_at_its_path_gets_no_number_under_the_old_one(place):
     assert raised.value.exit_code == 2
     assert not (run / "results.json").exists()
     kept = {folder.name.partition("-")[0] for folder in (run / "variants").iterdir()}
-    assert kept == {"base", "untouched"}  # which finished; of the extended one nothing
+    assert kept == {"base", "untouched"}  # these finished; the extended one has nothing
     extend(place, factor=2, method="yarn")
     again = ropext.evaluate(place / "out", run, **asked(place))
     assert again.resumed > 0
@@ -214,7 +214,7 @@ def test_a_base_that_changes_during_a_run_ends_it(place, stage):
 
 @pytest.fixture
 def cached(place, monkeypatch):
-    """A hub's cache that holds one model, without a network."""
+    """Make a hub's cache that holds one model, without a network."""
     from huggingface_hub import constants
 
     repo = place / "hub" / "models--some--model"

@@ -45,7 +45,7 @@ def kit(tmp_path_factory):
 
 
 def answers(kit, families, form_read=None):
-    """What stock transformers gives on the files of a kit; `form_read` takes another config."""
+    """Run stock transformers on the files of a kit; `form_read` takes another config."""
     import torch
     import transformers
 

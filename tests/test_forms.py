@@ -25,7 +25,7 @@ FACTORS = [1.0 + i / 9 for i in range(DIM // 2)]
 
 
 def read(params: dict[str, Any], rope: Rope = ROPE, context: int = TARGET) -> Spectrum:
-    """A published dict; the config's max_position_embeddings is the *extended* length."""
+    """Read a published dict; the config's max_position_embeddings is the *extended* length."""
     return forms.read({"rope_theta": THETA} | params, rope, context)
 
 
@@ -114,7 +114,8 @@ def test_longrope_with_two_sets() -> None:
 
 
 def test_longrope_reads_transformers_infinity() -> None:
-    """transformers writes a pair that stands as {"__float__": "Infinity"}, JSON having no such."""
+    """transformers writes a standing pair's factor as {"__float__": "Infinity"}, because JSON has
+    no such number."""
     factors: list[Any] = [1.0] * (DIM // 2 - 1) + [{"__float__": "Infinity"}]
     params = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors} | LENGTHS
     assert read(params).inv_freq[-1] == 0.0

@@ -58,7 +58,7 @@ for name in ("folding", "pose", "groups", "questions", "recipes"):
 
 @pytest.fixture
 def clone(tmp_path):
-    """The command and its children as they are, their cases made up, their limits short."""
+    """Copy the command and its children unchanged, with invented cases and short limits."""
     folder = tmp_path / "clone/benchmarks"
     for name in ("gpu_day.py", "gpu_pieces/__init__.py", "gpu_pieces/child.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def lines_of(out):
 
 
 def outcomes(out):
-    """Of each case, what came of it, in order."""
+    """Return the outcome of each case, in order."""
     kinds = ("figures", "left_out", "error")
     return [
         (line["piece"], line["case"], next(kind for kind in kinds if kind in line))
@@ -129,7 +129,7 @@ def test_what_fails_hangs_or_dies_is_noted_and_the_rest_goes_on(clone, tmp_path)
     assert "No module named 'no_such_module'" in (out / "log.txt").read_text("utf-8")
     assert "long: stopped; the next call goes on" in printed
     assert "not done: result; the same command goes on" in printed
-    with (out / "lines.jsonl").open("a") as file:  # of a line that a kill cut short
+    with (out / "lines.jsonl").open("a") as file:  # begins a line that a kill cut short
         file.write('\n{"torn')
     printed = call(clone, "--dry-run", "-o", out)
     text = (out / "lines.jsonl").read_text("utf-8").replace('\n{"torn', "")
@@ -157,7 +157,7 @@ def test_the_page_of_a_dry_run_claims_nothing_and_shows_what_failed(clone, tmp_p
 
 @pytest.fixture
 def gpu(tmp_path):
-    """A PATH on which nvidia-smi finds a GPU."""
+    """Return a PATH on which nvidia-smi finds a GPU."""
     program = tmp_path / "bin/nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho 'Some GPU, 580.1'\n", "utf-8")
@@ -240,7 +240,7 @@ def test_flops_are_those_that_torch_counts(tied, monkeypatch):
 
 @pytest.mark.skipif("GPU_DAY" not in os.environ, reason="GPU_DAY=1 runs it: eight minutes")
 def test_the_dry_run_goes_through_every_piece(tmp_path):
-    """Every case gives figures, but for those that need CUDA; on one device nothing is apart."""
+    """Every case gives figures, except cases that need CUDA; on one device nothing is apart."""
     out = tmp_path / "out"
     printed = call(ROOT / "benchmarks/gpu_day.py", "--dry-run", "-o", out)
     assert "all is done" in printed

@@ -1,4 +1,5 @@
-"""One guard: what is one place, what is ropext's own, and that it hears of every path."""
+"""One guard knows when two paths are one place and which files are ropext's own, and it sees every
+path."""
 
 import hashlib
 import inspect
@@ -30,7 +31,7 @@ from ropext.results.values import Bootstrap
 
 @pytest.fixture
 def twice(tmp_path, monkeypatch):
-    """`there` is another name of `here`, as after a second mount."""
+    """Make `there` another name of `here`, as after a second mount."""
     (tmp_path / "here/model/sub").mkdir(parents=True)
     (tmp_path / "here/model/config.json").write_text("{}")
     here, there, real = tmp_path / "here", tmp_path / "there", os.stat
@@ -187,7 +188,7 @@ PATHS = {
 
 
 def texts(name):
-    """The options and arguments of a command that take a text or a path."""
+    """Yield the options and arguments of a command that take a text or a path."""
     for option, own in inspect.signature(command_of(name)).parameters.items():
         kinds = {get_args(own.annotation)[0]}
         while inner := {deeper for kind in kinds for deeper in get_args(kind)} - kinds:
@@ -237,7 +238,7 @@ def test_every_place_is_told_the_guard(tmp_path, monkeypatch, name, option):
 
 
 def log(lines):
-    """A log of ropext's, as documented: its last line has the digest of the others."""
+    """Return a log of ropext's, as documented: its last line has the digest of the others."""
     digest = hashlib.sha256(lines.encode()).hexdigest()
     return lines + json.dumps({"sha256": digest}) + "\n"
 
@@ -276,7 +277,8 @@ def test_force_keeps_a_log_that_was_edited(tmp_path, capsys):
 
 
 def rewritten(file):
-    """A table with the same values and metadata, written by pyarrow; its own digest is another."""
+    """Write a table again with pyarrow: the values and metadata stay the same, its own digest
+    changes."""
     from pyarrow import parquet
 
     parquet.write_table(parquet.read_table(file), file)

@@ -82,7 +82,7 @@ def folder(tmp_path_factory):
 
 
 def imported(folder, lines, slow=False):
-    """The number of files that each command line imports."""
+    """Return the number of files that each command line imports."""
     done = subprocess.run(
         [sys.executable, "-c", COUNT, json.dumps(lines), json.dumps(slow)],
         cwd=folder,

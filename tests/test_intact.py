@@ -38,7 +38,7 @@ def row(measured, label):
 
 
 def train(model):
-    """As a loop of one's own does it."""
+    """Train as a user's own loop does."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     ids = torch.arange(40)[None]
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""The lookups of the loader table, and what a cell may hold; which verdict it holds is measured."""
+"""The lookups of the loader table, and the possible values of a cell; measurements decide its
+verdict."""
 
 import json
 import math
@@ -201,7 +202,7 @@ def test_flags_are_filled_in():
 
 
 def test_a_family_whose_length_is_right_needs_no_flag():
-    """Gemma 3 with linear announces its target in vLLM and SGLang, where a Llama does not."""
+    """Gemma 3 with linear announces its target in vLLM and SGLang; a Llama does not."""
     for loader, flag in (("vllm", "--max-model-len TARGET"), ("sglang", "--context-length TARGET")):
         assert reading(loader, "", "gemma3_text", DICTS["linear"]).flag == ""
         assert reading(loader, "", "qwen3", DICTS["linear"]).flag == flag
@@ -344,7 +345,7 @@ def test_nearest_exact():
 def serving(
     directory: loaders.ServedDirectory, params: Params, *, context: int, target: int
 ) -> tuple[loaders.Serving, ...]:
-    """How to run a directory whose dict each engine reads as the table says."""
+    """Return how to run a directory whose dict each engine reads as the table says."""
     known = loaders.readings(
         directory.family,
         params,

@@ -24,7 +24,7 @@ SMOLLM2 = {
 
 
 def table(heading):
-    """The rows of a table of benchmarks/results, by their first cell."""
+    """Return the rows of a table of benchmarks/results, by their first cell."""
     page = (ROOT / "benchmarks/results/real-model-2026-11-26.md").read_text("utf-8")
     begin = page.index(f"| {heading} |")
     rows = page[begin:].partition("\n\n")[0].splitlines()[2:]

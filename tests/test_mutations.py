@@ -25,7 +25,7 @@ SAVED = ("test_spellings.py",)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: file, text that stands there exactly once, text that replaces it."""
+    """One mistake: file, a text that occurs there exactly once, its replacement."""
 
     name: str
     edits: tuple[tuple[str, str, str], ...]
@@ -36,7 +36,8 @@ def mutant(name: str, file: str, old: str, new: str, **kwargs: tuple[str, ...]) 
     return Mutant(name, ((file, old, new),), **kwargs)
 
 
-# A plan reads again what it writes, and refuses what is another spectrum: here the tests must see.
+# A plan reads its own output again, and refuses another spectrum: here the tests must notice the
+# mistake.
 UNREAD = (
     "planning/rotary.py",
     "if site.label in wanted and not same(site.rope.spectrum, wanted[site.label]):",
@@ -184,7 +185,8 @@ def copy_to(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """An unchanged copy: it must pass every killer, or its verdicts on the others mean nothing."""
+    """Run an unchanged copy: it must pass every killer, or its verdicts on the others mean
+    nothing."""
     every = tuple(dict.fromkeys(killer for m in MUTANTS for killer in m.killers))
     found = run(copy_to(tmp_path_factory.mktemp("healthy")), every)
     assert found["killer"] is None, found["killer"]
@@ -192,10 +194,10 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def furthest(spectra: dict, healthy: dict) -> tuple[float, str]:
-    """The largest relative difference from the healthy copy, and where."""
+    """Return the largest relative difference from the healthy copy, and its place."""
     differences = {}
     for key, value in spectra.items():
-        # A mutant may see another number of pairs: those that both have are compared.
+        # A mutant may see another number of pairs: only the pairs of both are compared.
         pairs = min(len(value), len(healthy[key]))
         differences[key] = worst_pair(value[:pairs], healthy[key][:pairs])[1]
     where = max(differences, key=differences.__getitem__)

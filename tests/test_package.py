@@ -174,7 +174,7 @@ def test_the_wheel_has_its_data_and_runs_from_anywhere(tmp_path):
 
 
 def test_the_readmes_first_line_sets_up_as_the_test_line_does():
-    """CI executes the test line as it stands; the first line differs in its last command."""
+    """CI executes the test line unchanged; the first line differs in its last command."""
     text = (ROOT / "README.md").read_text("utf-8")
     first, tests = (
         re.search(rf"<!-- {name} -->\n```sh\n(.*)\n```", text)[1].split(" && ")
@@ -233,7 +233,7 @@ def _name(package):
 
 
 def _brought(packages):
-    """The packages, and all that pip installs with them."""
+    """Return the packages, and all that pip installs with them."""
     found, wanted = set(), [_name(package) for package in packages]
     while wanted:
         name = wanted.pop()

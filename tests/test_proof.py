@@ -1,4 +1,5 @@
-"""The proof passes what stock reads as planned, tensors included, and names what differs."""
+"""The proof passes a checkpoint that stock reads as planned, tensors included, and names any
+difference."""
 
 import json
 import shutil
@@ -107,7 +108,7 @@ def with_numbers(site: Site, **numbers) -> Site:
 
 
 def write(config_class: str, keys: dict, directory: Path) -> None:
-    """A tiny random checkpoint, written by stock."""
+    """Write a tiny random checkpoint with stock."""
     import transformers
 
     config = getattr(transformers, config_class)(
@@ -132,7 +133,7 @@ def edit_tensors(directory: Path, change) -> None:
 
 
 def quantise(directory: Path) -> None:
-    """As GPTQ leaves it: packed projections with side data, the rest plain."""
+    """Pack the checkpoint as GPTQ does: packed projections with side data, the rest plain."""
     import torch
 
     def pack(tensors: dict) -> None:
@@ -199,7 +200,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> dict[str, dict]:
-    """Every directory, right or wrong, built by one child process."""
+    """Build every directory, right or wrong, in one child process."""
     root = tmp_path_factory.mktemp("proof")
     for name, (config_class, keys, _) in RIGHT.items():
         write(config_class, keys, root / name)
@@ -429,7 +430,7 @@ def test_limits_follow_from_what_a_config_states(tmp_path: Path) -> None:
 
 
 def test_what_no_extension_changes_fails_the_proof(tmp_path: Path, monkeypatch) -> None:
-    """By a writer that drops a key beside the rope keys: its numbers are as planned."""
+    """A writer drops a key that is no rope key: the numbers are as planned, yet the proof fails."""
     config = SIZES | {"model_type": "granite", "max_position_embeddings": CONTEXT}
     plan = make_plan(config | {"attention_multiplier": 0.5}, Extend(factor=4.0))
     difference = Difference("", "", -1, 1.0, 1.0, 0.0)

@@ -42,7 +42,7 @@ def test_a_loaded_model_is_refused_with_what_writes_one(name, tmp_path):
         getattr(ropext, name)(Loaded(), **options)
 
 
-# What each function is called with, beside the argument that is wrong.
+# Each function's further arguments, next to the wrong one.
 RIGHT = {
     "compare": {"output": "compared"},
     "evaluate": {"model": "ropext://demo", "output": "run", "data": ["text"]},
@@ -65,7 +65,7 @@ PARAMETERS = [(name, word) for name in NAMES for word in SHOWN[name]]
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """A folder with an extended checkpoint, and a model that was patched."""
+    """Make a folder with an extended checkpoint, and a model that was patched."""
     from transformers import AutoModelForCausalLM
 
     place = tmp_path_factory.mktemp("public")

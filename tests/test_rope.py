@@ -1,4 +1,4 @@
-"""What a rotary embedding is, and the two numbers that explain what a method does to it."""
+"""The rotary embedding, and the two numbers that explain a method's effect on it."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_plain_frequencies() -> None:
 def test_wavelengths_and_turns() -> None:
     spectrum = Rope(4, 100.0, 628).spectrum
     assert_close(spectrum.wavelengths, [2 * math.pi, 20 * math.pi], 1e-14, "wavelengths")
-    # 628 tokens hold 99.949 turns of 2 pi tokens, and a tenth of that of the slower pair.
+    # 628 tokens hold 99.949 turns of 2 pi tokens, and a tenth of as many turns of the slower pair.
     assert_close(turns(spectrum, 628), [99.9493042617102709, 9.99493042617102709], 1e-14, "turns")
 
 

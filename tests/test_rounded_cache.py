@@ -1,4 +1,4 @@
-"""A rounded KV cache: ggml's own rounding, and a cache that rounds what it stores."""
+"""A rounded KV cache: ggml's own rounding, and a cache that rounds the states that it stores."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ GGML = {"q8_0": GGMLQuantizationType.Q8_0, "q4_0": GGMLQuantizationType.Q4_0}
 
 
 def states(width, seed=0):
-    """Keys with outliers, a block of zeros, and one of exact halves."""
+    """Return keys with outliers, a block of zeros, and one of exact halves."""
     made = torch.randn(2, 3, 40, width, generator=torch.Generator().manual_seed(seed))
     made[..., 5] *= 30
     made[0, 0, 0, :32] = 0
@@ -51,7 +51,7 @@ def test_it_turns_as_llama_cpp_does(width, of_keys):
     rounded = dequantize(quantize(turned.reshape(-1, width), GGML["q4_0"]), GGML["q4_0"])
     truth = (rounded.reshape(-1, size) @ matrix).reshape(keys.shape)
     found = rounded_cache(keys, "q4_0", size).numpy()
-    # A sum that falls beside a half rounds the other way: one step of a few entries.
+    # A sum next to a half rounds the other way: one step of a few entries.
     far = np.abs(found - truth) > 1e-4
     assert far.mean() < 0.01
     assert np.abs(found - truth).mean() < 1e-3
@@ -70,7 +70,7 @@ def test_eight_bits_of_floating_point():
 
 
 class RoundingCache(DynamicCache):
-    """Round what is stored: the same numbers by another way."""
+    """Rounds the stored states: the same numbers by another way."""
 
     def __init__(self, config, stored):
         super().__init__(config=config)
@@ -112,8 +112,10 @@ def tiny(model_type, attention="sdpa", **more):
 
 
 class GgmlCache(DynamicCache):
-    """Store keys as llama.cpp does after its converter reordered the rows of q and k: LlamaModel's
-    `permute`, by which the channels 0, 48, 1, 49 and so on of a head stand side by side."""
+    """Stores keys as llama.cpp does after its converter reordered the rows of q and k.
+
+    LlamaModel's `permute` puts the channels 0, 48, 1, 49 and so on of a head next to each other.
+    """
 
     def __init__(self, config, kind):
         super().__init__(config=config)

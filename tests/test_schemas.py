@@ -1,8 +1,8 @@
-"""docs/schemas: the keys of results.json, ropext.json and outcome.json, and of `plan --json`,
-`verify --json` and `run --json`, and no others.
+"""docs/schemas lists exactly the keys of results.json, ropext.json, outcome.json, and `--json` of
+plan, verify and run.
 
-Tests of other kinds (fitted, tuned, runs, servers, several caches) compare their files with the
-schemas where they have them: grep for `json_schema`.
+Tests of other kinds (fitted, tuned, runs, servers, several caches) compare their own files with the
+schemas: grep for `json_schema`.
 """
 
 import copy
@@ -31,12 +31,12 @@ def written(place, config):
 
 
 def in_transcript(name, file):
-    """A JSON file as it stands in a transcript."""
+    """Return a JSON file as a transcript prints it."""
     text = (TRANSCRIPTS / f"{name}.txt").read_text("utf-8")
     return json.loads(text.partition(f"--- {file}\n")[2].partition("\n--- ")[0])
 
 
-# Where names of others stand: of a model's config, a method's knobs, files, metrics.
+# Dicts with foreign names: keys of a model's config, a method's knobs, files, metrics.
 OPEN = {
     "ropext": {
         *("versions", "base.config", "knobs", "sites.params", "edits.after", "weights", "recipe"),
@@ -125,7 +125,8 @@ def test_the_counts_of_a_run(tmp_path, capsys):
 
 
 def places(value, schema, whole, path=()):
-    """The dicts of a value, each by its path, and whether its schema knows all of its keys."""
+    """Yield the dicts of a value, each by its path, and whether its schema knows all of its
+    keys."""
     if "$ref" in schema:
         schema = whole["$defs"][schema["$ref"].rpartition("/")[2]]
     for part in schema.get("anyOf", ()):

@@ -1,5 +1,5 @@
-"""Self-Extend in memory beside the paper's two score matrices, written out on channels that stock
-has not turned yet."""
+"""Self-Extend in memory equals the paper's two score matrices, computed on channels that stock has
+not turned yet."""
 
 import importlib
 import random
@@ -49,7 +49,7 @@ def tiny(kind, **more):
 
 
 def spectrum(model):
-    """The frequencies of the layers that see all text."""
+    """Return the frequencies of the layers that see all text."""
     rotary = next(
         part
         for part in model.modules()
@@ -82,7 +82,7 @@ def folded(model, window=WINDOW, group=GROUP, by_paper=False):
 
 
 def turned(states, positions, rates, interleaved):
-    """RoFormer, eq. 34, at one position a token."""
+    """Rotate by RoFormer, eq. 34, at one position a token."""
     out = states.clone()
     for pair, rate in enumerate(rates):
         a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + len(rates))

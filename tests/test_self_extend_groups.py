@@ -25,7 +25,7 @@ def groups(monkeypatch):
 
 
 def seen_distance(bands, query, key):
-    """The distance that the model sees, by the last band that begins at or before it."""
+    """Return the distance that the model sees, by the last band that begins at or before it."""
     distance = query - key
     if distance < WINDOW:
         return distance
@@ -94,7 +94,7 @@ def test_a_layer_weighs_keys_turned_by_the_distances_that_are_seen(groups, token
 
 
 def test_one_band_is_self_extend(groups):
-    """Of a model, with the default's window and group; groups that double give something else."""
+    """The model has the default's window and group; groups that double give other logits."""
     model = tiny(max_position_embeddings=CONTEXT)
     ids = torch.randint(1, 100, (1, 150), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The documentation site: its navigation, its links, and what a browser makes of it over HTTP."""
+"""The documentation site: its navigation, its links, and its pages in a browser over HTTP."""
 
 import json
 import re
@@ -58,7 +58,7 @@ probe().catch((error) => ({ error: String(error) })).then((found) =>
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site."""
+    """Build the site and return its folder."""
     if not (ROOT / ".venv-docs").exists():
         pytest.skip("the site's environment is not installed: run .ci/site")
     folder = tmp_path_factory.mktemp("site")

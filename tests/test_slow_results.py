@@ -12,7 +12,7 @@ OWN = runpy.run_path(str(ROOT / "scripts/slow_results.py"), run_name="own")
 
 @pytest.fixture
 def copy(tmp_path):
-    """What is covered, with results that are of it."""
+    """Copy the covered files, and write results for them."""
     for what in {what for covered in OWN["COVERED"].values() for what in covered}:
         name = what.partition(": ")[0]
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

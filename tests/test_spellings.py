@@ -42,7 +42,7 @@ def saved(family: str, method: str) -> dict[str, Any]:
 
 
 def seen(family: str, method: str) -> dict[str, truth.Result]:
-    """What each version makes of the saved config."""
+    """Return each version's reading of the saved config."""
     config, share = saved(family, method), CLASS_SHARE[family]
     names = NEOX if family == "gpt_neox" else USUAL
     return {

@@ -54,7 +54,7 @@ def step(place, schema=1, kind=Written, **key):
     return kind(place, schema, key)
 
 
-RECORD = "stages/extend/run.json"  # where a run keeps what became of the step
+RECORD = "stages/extend/run.json"  # the file in which a run keeps the step's outcome
 
 
 def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp_path):
@@ -129,7 +129,7 @@ def test_of_a_step_that_was_never_begun_no_key_is_asked_for(tmp_path):
 
 
 def test_the_folders_of_steps_go_with_a_run_that_kept_nothing(tmp_path):
-    """They hold what the run wrote, and no work of hours."""
+    """They hold files that the run wrote, and no work of hours."""
     own = Workdir(tmp_path / "out", "run", {})
     with suppress(ZeroDivisionError), own.claimed(False):
         StepDir.of(step(tmp_path, kind=Killed, base="a"), own.folder).do()

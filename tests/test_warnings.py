@@ -36,7 +36,7 @@ MADE_IN = {
 
 
 def beginning(node, names):
-    """How a sentence begins; "" where it is made elsewhere."""
+    """Return how a sentence begins; "" if it is made elsewhere."""
     if isinstance(node, ast.Name):
         return beginning(names[node.id], {}) if node.id in names else ""
     if isinstance(node, ast.IfExp):
@@ -51,7 +51,7 @@ def beginning(node, names):
 
 
 def sentences(function):
-    """What a function yields, returns or appends."""
+    """Yield the sentences that a function yields, returns or appends."""
     names = {n.targets[0].id: n.value for n in ast.walk(function)
              if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)}  # fmt: skip
     for node in ast.walk(function):

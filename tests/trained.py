@@ -10,7 +10,7 @@ from ropext.training.request import FinetuneRequest, FitRequest
 
 @contextmanager
 def asked(kind, model, data, output, call=NOBODY, *, revision=None, **options):
-    """A job of the kind "fit" or "finetune"."""
+    """Yield a job of the kind "fit" or "finetune"."""
     if kind == "fit":
         request = FitRequest(str(model), as_place(data), Fit(**options), revision)
     else:

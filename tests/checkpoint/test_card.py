@@ -138,7 +138,7 @@ def test_the_hub_reads_the_head_as_we_do(tmp_path: Path):
     place = tmp_path / "README.md"
     place.write_text(render(CARD, BASE), encoding="utf-8")
     ours = front(place.read_text("utf-8"))
-    assert ours["language"] == ["no", "en"]  # a language, where plain YAML has the value False
+    assert ours["language"] == ["no", "en"]  # a language, though plain YAML reads it as False
     assert metadata_load(place) == ours
     assert ModelCard.load(place).data.to_dict() == ours
 

@@ -1,4 +1,4 @@
-"""An extended checkpoint on the disk: what it holds, byte by byte, and what a fault leaves."""
+"""An extended checkpoint on the disk: its content, byte by byte, and its state after a fault."""
 
 import errno
 import hashlib
@@ -400,7 +400,7 @@ def test_a_hundred_gigabytes_are_linked_and_never_read(tmp_path: Path):
 
 
 def other_weights(model: Path, place: Path) -> Path:
-    """A copy whose weights are others of the same names and shapes."""
+    """Copy the model, and change its weights but not their names and shapes."""
     shutil.copytree(model, place)
     for file in place.glob("*.safetensors"):
         content = file.read_bytes()
@@ -409,7 +409,7 @@ def other_weights(model: Path, place: Path) -> Path:
 
 
 def test_a_link_to_an_output_that_was_replaced_is_no_longer_the_base(model: Path, tmp_path: Path):
-    """By the digest that the record of what it leads to lists, which reads nothing."""
+    """The record at the link's target lists the digest, so no weights are read."""
     b, c = tmp_path / "b", tmp_path / "c"
     extend(model, b)
     extend(b, c, link="symlink")
@@ -429,7 +429,7 @@ def test_a_link_to_an_output_that_was_replaced_is_no_longer_the_base(model: Path
 
 @pytest.mark.parametrize("link", ["copy", "hard"])
 def test_the_digest_of_what_is_copied_is_that_of_its_bytes(model: Path, tmp_path: Path, link):
-    """Taken as they pass; of a hard link it is what the record of its base says."""
+    """It is taken while the bytes pass; for a hard link the base's record gives it."""
     extend(model, tmp_path / "b")
     extend(tmp_path / "b", tmp_path / "c", link=link)
     for place in (tmp_path / "b", tmp_path / "c"):

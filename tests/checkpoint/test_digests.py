@@ -1,4 +1,4 @@
-"""Whole digests of files, remembered by what no copy and no archive can set."""
+"""Whole digests of files, remembered by facts that no copy and no archive can set."""
 
 import hashlib
 import json
@@ -24,8 +24,10 @@ HOUR = 3600 * 10**9
 
 @pytest.fixture
 def reads(monkeypatch, tmp_path):
-    """The names of the files that are read, in order. Small ones are remembered too, on any file
-    system, and a file was changed long ago."""
+    """Return the names of the files that are read, in order.
+
+    Small files are remembered too, on any file system, as if they had changed long ago.
+    """
     read = []
 
     def noting(path, show):
@@ -53,7 +55,7 @@ def test_a_file_is_read_once_and_remembered_for_other_commands(reads, tmp_path):
     kept = tmp_path / "cache" / "ropext" / "digests.json"
     assert [entry[3] for entry in json.loads(kept.read_text()).values()] == [sha256(file)]
     (tmp_path / "other").write_bytes(b"three")
-    one, other = Digests(), Digests()  # each keeps what the other has kept
+    one, other = Digests(), Digests()  # each keeps the other's digests
     one.of(tmp_path / "other")
     os.link(file, tmp_path / "second name")
     assert other.of(tmp_path / "second name") == sha256(file)
@@ -94,7 +96,7 @@ def test_what_was_written_within_a_minute_or_in_the_future_is_read_again(
 
 
 def written_twice_through_a_mapping(file, monkeypatch):
-    """The digests before and after a second write, while the clock is an hour ahead."""
+    """Return the digests before and after a second write, while the clock is an hour ahead."""
     file.write_bytes(b"x" * 4096)
     now = time.time_ns
     monkeypatch.setattr(digests, "LARGE", 0)
@@ -129,8 +131,8 @@ def test_two_writes_through_one_mapping_are_seen_after_a_jump_of_the_clock(tmp_p
     assert before != after
 
 
-# /proc/self/mountinfo of Linux 6.18 after a mount over another, one that hides another, a bind
-# mount of a folder and of a file, and mount points with a blank, a line break and a backslash.
+# /proc/self/mountinfo of Linux 6.18 after five mounts: over another, hiding another, a bind mount
+# of a folder and of a file, and mount points with a blank, a line break and a backslash.
 MOUNTINFO = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
 24 27 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,size=12334460k,mode=755
 25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=24684084k

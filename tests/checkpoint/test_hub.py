@@ -57,14 +57,15 @@ def hub(tmp_path_factory):
 
 
 def ask(hub, cache: Path, *questions: tuple[str, str | None, bool], **extra: str) -> list[dict]:
-    """What open_snapshot(model, revision, weights) says to each question, in one interpreter."""
+    """Return open_snapshot(model, revision, weights)'s answers to the questions, in one
+    interpreter."""
     lines = run(hub, cache, OPEN, json.dumps(questions), **extra).splitlines()
     assert len(lines) == len(questions)
     return [json.loads(line) for line in lines]
 
 
 def run(hub, cache: Path, code: str, argument: str, **extra: str) -> str:
-    """The output of a program whose hub is the stub, and whose cache is `cache`."""
+    """Return the output of a program whose hub is the stub, and whose cache is `cache`."""
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join(sys.path),

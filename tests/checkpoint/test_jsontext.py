@@ -1,4 +1,4 @@
-"""JSON from strangers: what is refused, and that a refusal is one sentence which names the file."""
+"""Hostile JSON is refused in one sentence, which names the file."""
 
 import os
 from pathlib import Path

@@ -30,7 +30,7 @@ def extend(base: Path, out: Path, link: str, force: bool) -> None:
 
 
 def disturbed(steps: list[str]) -> Iterator[Wish]:
-    """A kill before every call that changes a file, and in the middle of every write."""
+    """Yield a kill before every call that changes a file, and one in the middle of every write."""
     for at, kind in enumerate(steps):
         yield Wish(at, "before")
         if kind == "write":

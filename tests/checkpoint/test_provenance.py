@@ -1,4 +1,4 @@
-"""ropext.json: what is read back, what is refused, and that no secret gets into it."""
+"""ropext.json is read back or refused, and no secret gets into it."""
 
 import json
 import math
@@ -108,7 +108,7 @@ WRONG = [
 
 
 def chained():
-    """A record of an extension of an extension, as JSON."""
+    """Return a record of an extension of an extension, as JSON."""
     first = provenance.to_json(record())
     older = {key: first[key] for key in provenance.LINK}
     return first | {"base": first["base"] | {"extended": older}}

@@ -39,7 +39,7 @@ def hub():
 
 @pytest.fixture
 def output(tmp_path):
-    """A finished output with what must stay where it is."""
+    """Make a finished output with files that must stay in their places."""
     directory = make_model(tmp_path / "out")
     numbers = {"base": {"tail@8192": VALUE | {"value": 9.0}}, "tuned": {"tail@8192": VALUE}}
     (directory / "README.md").write_text(render(card(), (directory / "README.md").read_text()))
@@ -184,7 +184,7 @@ def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
     assert "org/other" not in hub.repos
 
 
-# What a variant of results.json has beside.
+# Further keys of a variant in results.json.
 UNREAD = {"model": "m", "target": None, "adapter": None, "store": "", "positions": []}
 UNREAD |= {"retrieval": {}, "verdicts": []}
 
@@ -233,7 +233,7 @@ def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp
 
 
 REFUSALS = [
-    # (environment, words, exit code, what is said)
+    # (environment, words, exit code, message)
     ({"HF_TOKEN": ""}, ("org/long",), 2, "HF_TOKEN, or log in once with `hf auth login`"),
     ({"HF_HUB_OFFLINE": "1"}, ("org/long",), 2, "HF_HUB_OFFLINE"),
     ({"HF_TOKEN": "hf_wrongwrongwrong"}, ("org/long",), 2, "does not know this token"),
@@ -383,7 +383,7 @@ def test_a_push_that_fails_after_the_work_keeps_the_output_and_says_the_command(
     hub.broken = True
     done = ropext(hub, tmp_path, *words, "--push-to-hub", "org/long", "--public", "--json")
     assert done.returncode == 4, done.stderr
-    told = json.loads(done.stdout)  # the result of what was done, all the same
+    told = json.loads(done.stdout)  # the result of the finished push, all the same
     assert told["output"] == "an output"
     assert told["pushed"] is None
     assert "HTTP status 503" in done.stderr
@@ -437,7 +437,7 @@ def test_a_dry_run_shows_the_files_and_the_card_without_a_token(tmp_path):
     found = ropext.push(tmp_path / "out", "org/name", dry_run=True)
     assert (found.commit, found.changed) == (None, False)
     assert found.files["model.safetensors"] == (tmp_path / "out/model.safetensors").stat().st_size
-    # The commands are those of the hub's name, and all else is as it was.
+    # The commands use the hub's name, and everything else is unchanged.
     assert "vllm serve org/name --max-model-len 512" in found.card
     assert "convert_hf_to_gguf.py --remote org/name --outfile name.gguf" in found.card
     assert "--model-path out" not in found.card

@@ -20,7 +20,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog"]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A BERT with mean pooling, as sentence-transformers itself saves one."""
+    """Write a BERT with mean pooling, as sentence-transformers itself saves one."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 

@@ -1,4 +1,5 @@
-"""What open_snapshot finds in a directory, and what it says of one that is not a checkpoint."""
+"""The files that open_snapshot finds in a directory, and its refusal of any directory that is no
+checkpoint."""
 
 import json
 import os
@@ -275,7 +276,8 @@ def test_a_config_that_names_a_kernel_of_others_is_refused(model: Path, key: str
 
 
 def placed(part: dict) -> list[dict]:
-    """A config that holds something at the top, in a part, in a part of a part, and in a list."""
+    """Return configs that hold something at the top, in a part, in a part of a part, and in a
+    list."""
     tower = {"model_type": "llava", "vision_config": part}
     return [part, tower, {"thinker_config": tower}, {"towers": [[part]]}]
 
@@ -338,7 +340,7 @@ VARIANT_SHARD = "model.fp16-00001-of-00002"
         ({"model": "ab"}, "model", {}),  # an index of the single file
         ({"model": "ab", "model.fp16": "ab"}, "", {"model.fp16": "a variant"}),
         ({"model": "ab", VARIANT_SHARD: "a"}, "", {VARIANT_SHARD: "a variant"}),
-        ({"one": "ab", "two": "ab"}, "", {}),  # neither is what stock loads
+        ({"one": "ab", "two": "ab"}, "", {}),  # stock loads neither
     ],
 )
 def test_of_two_sets_of_weights_the_one_that_stock_loads_is_carried(tmp_path, files, shards, left):

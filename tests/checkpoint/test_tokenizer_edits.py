@@ -1,4 +1,5 @@
-"""Lengths beside config.json, and tokenizer.json's truncation, cleared without parsing the file."""
+"""Lengths in other files than config.json, and tokenizer.json's truncation, are cleared without
+parsing the file."""
 
 import json
 import os
@@ -192,7 +193,7 @@ def test_any_object(tmp_path_factory, content, place, ascii_only, indent, escape
     assert list(after) == [key for key, _ in items]
 
 
-# VmHWM is of this program alone; ru_maxrss also counts what the parent had when it forked.
+# VmHWM counts this program alone; ru_maxrss also counts the parent's memory at the fork.
 MEASURE = """
 import sys
 from pathlib import Path
@@ -209,7 +210,7 @@ print(span.start, peak() - imported)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_a_file_of_35_megabytes_takes_little_memory(tmp_path: Path):
-    """The truncation stands last, so that the whole file is scanned."""
+    """The truncation comes last, so that the whole file is scanned."""
     source = tmp_path / "tokenizer.json"
     vocab = {f'token number {n} \\u00e9"': n for n in range(500_000)}
     merges = [[f"left{n}", f"right{n}"] for n in range(500_000)]
@@ -224,7 +225,7 @@ def test_a_file_of_35_megabytes_takes_little_memory(tmp_path: Path):
     end = len(before) - 1
     assert (tmp_path / "out.json").read_bytes() == before[:start] + b"null" + before[end:]
     print(f"{megabytes} MB")
-    assert megabytes < 80  # beside what was imported; the file is read whole, once
+    assert megabytes < 80  # without the imports; the file is read whole, once
 
 
 @pytest.mark.parametrize(("longest", "cleared"), [(8191, True), (8192, False), (2000000, False)])

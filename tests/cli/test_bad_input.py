@@ -263,7 +263,7 @@ def test_a_misspelt_key_of_a_rope_dict_is_named_with_the_right_one(refused, llam
         told = refused("inspect", llama)
         assert f"{wrong}, which nothing reads; did you mean original_max_position" in told
     path.write_text(json.dumps(config | {"rope_parameters": scaled}))
-    assert ropext("inspect", llama)[0] == 0  # what is near to nothing stays
+    assert ropext("inspect", llama)[0] == 0  # a value near zero stays
 
 
 def test_pair_factors_are_counted(refused, llama, tmp_path):
@@ -394,7 +394,7 @@ NO_TORCH = "import sys; sys.modules['torch'] = sys.modules['transformers'] = Non
 
 
 def test_a_wrong_path_of_documents_is_refused_before_anything_is_loaded(tmp_path):
-    """No model of these names is there, and torch cannot be imported: neither is asked for."""
+    """No model of these names exists, and torch cannot be imported: the command needs neither."""
     asked = {
         "eval nobody/none --data books.txt": "--data books.txt",
         "plan nobody/none --factor 4 --measure books.txt": "--measure books.txt",

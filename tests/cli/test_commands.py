@@ -17,7 +17,7 @@ from ropext.version import __version__
 
 
 def tree(directory):
-    """Every file under a directory with its hash."""
+    """Return every file under a directory with its hash."""
     return {
         str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(directory.rglob("*"))
@@ -250,7 +250,7 @@ def test_the_plan_groups_loaders_by_the_nearest_form_they_read(ropext, tmp_path)
     out = ropext("plan", scaled, "--factor", 4, "--details")[1]
     lines = [line.split("  ") for line in out.splitlines() if "--from-original --target" in line]
     groups = {line[1]: line[-1].strip() for line in lines if line[0] == ""}
-    # The factor would count from 16 tokens there, so the target is named.
+    # The factor would count from 16 tokens there, so the command names the target.
     assert "llama.cpp" in groups["--from-original --target 512 --method llama3"]
     assert groups["--from-original --target 512 --method ntk"] == "ctranslate2"
 
@@ -295,7 +295,7 @@ def test_an_extended_directory_is_extended_again_from_where_it_stands(ropext, ll
 
 
 def test_an_untrained_extension_is_extended_from_its_original(ropext, llama, tmp_path):
-    """The error prints the command, and its frequencies are those of the original at 4 times."""
+    """The error prints the command, whose frequencies equal an extension of the original by 4."""
     one, two = tmp_path / "one", tmp_path / "two"
     assert ropext("extend", llama, "--factor", 2, "--no-verify", "-o", one)[0] == 0
     code, _, err = ropext("extend", one, "--factor", 2, "--no-verify", "-o", two)

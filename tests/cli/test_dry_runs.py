@@ -1,4 +1,4 @@
-"""A dry run refuses what the run would refuse, in the same words, and neither changes anything."""
+"""A dry run refuses the same calls as the run, in the same words, and neither changes anything."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from ropext.base.bundled import MODELS
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The bundled model extended, and documents in several kinds of unfit."""
+    """Make an extension of the bundled model, and documents that are unfit in several ways."""
     import ropext
 
     folder = tmp_path_factory.mktemp("made")
@@ -32,7 +32,7 @@ TUNING = ("--data", "ropext://tuning")
 FIT = ("fit", "ropext://demo", "--factor", "2", "--steps", "2")
 FINETUNE = ("finetune", "long", "--steps", "2")
 EVALUATE = ("eval", "long", "-o", "out")
-LONG = "x" * 235  # a name itself, and with .run behind it; not with what ropext adds
+LONG = "x" * 235  # a legal name, also with .run after it; not with ropext's additions
 EXTEND = ("extend", "base", "--factor", "2")
 
 

@@ -1,6 +1,6 @@
 """Two stored tensors for one parameter: `verify` calls them WRONG, and `extend` refuses them.
 
-That engines disagree on such a checkpoint is shown by transformers' own from_pretrained.
+transformers' own from_pretrained shows that engines disagree on such a checkpoint.
 """
 
 import json
@@ -60,7 +60,7 @@ def split(directory: Path, more: dict[str, torch.Tensor], left_out: str = "") ->
 
 
 def loaded(directory: Path, name: str) -> torch.Tensor:
-    """The parameter as transformers loads it."""
+    """Return the parameter as transformers loads it."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(directory)

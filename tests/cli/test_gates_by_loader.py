@@ -19,7 +19,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 
 @pytest.fixture
 def extended(tmp_path):
-    """Anybody's directory, of which ropext has no record."""
+    """Write anybody's directory, of which ropext has no record."""
     (tmp_path / "config.json").write_text(json.dumps(configs.LLAMA | {"rope_scaling": YARN}))
     return str(tmp_path)
 
@@ -42,7 +42,7 @@ def test_a_plan_of_what_is_there(extended, names, code, said, capsys):
     assert done == code
     assert said in shown.err
     assert ("is not read as its config means" in shown.err) is (code == 3)
-    # One screen where all is well, and why where it is not.
+    # One screen if all is well, and the reason if it is not.
     assert ("what each engine computes" in shown.out) is (code == 3)
     assert ("exact in  " in shown.out) is (code == 0)
     passed = f"--for {names}: read as its config means"
@@ -67,7 +67,7 @@ def test_what_was_not_measured_has_a_code_of_its_own(tmp_path, capsys):
     assert shown.err == f"error: {told['gate']['sentence']}\n"
     assert "how it is read was not measured" in shown.err
     assert "sglang 0.5.23: not measured (olmoe was not run in it)" in shown.err
-    # What is wrong comes before what is not known.
+    # A failure comes before an unknown.
     served = inspecting.read_unextended(str(tmp_path))
     with pytest.raises(NotMeasured):
         inspecting.gate(served, ("sglang", "transformers")).raise_if_failed()
@@ -114,7 +114,7 @@ def test_a_verification_has_it_beside_its_checks(extended, monkeypatch, names, c
     assert (f"--for {names}: read as its config means" in shown.out) is (code == 0)
     _, shown = run("verify", extended, "--for", names, "--json", capsys=capsys)
     told = json.loads(shown.out)
-    assert told["passed"]  # of the directory
+    assert told["passed"]  # the directory passed
     assert told["gate"]["passed"] is (code == 0)
     # A name that means nothing here is a mistake alone, with no result.
     done, shown = run("verify", extended, "--for", "ollama", "--json", capsys=capsys)

@@ -98,8 +98,10 @@ def test_the_plan_of_a_file_counts_its_cache_as_the_table_does(tmp_path, ropext)
 
 
 def cells_of_windows(command, window):
-    """As src/llama-kv-cache-iswa.cpp makes them for this command line (b9026): llama-server without
-    -np takes 4 slots and one unified cache, with -np a cache for each slot."""
+    """Count the cells as src/llama-kv-cache-iswa.cpp does for this command line (b9026).
+
+    llama-server without -np takes 4 slots and one unified cache, with -np a cache for each slot.
+    """
     words = command.split()
     length = int(words[words.index("-c") + 1])
     slots = int(words[words.index("-np") + 1]) if "-np" in words else 4

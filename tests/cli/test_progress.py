@@ -1,4 +1,4 @@
-"""What is said of the time that is left."""
+"""The messages about the time that is left."""
 
 import io
 import itertools
@@ -18,7 +18,7 @@ from ropext.results.measurement import Store
 
 @pytest.fixture
 def now():
-    """A clock that is set by hand."""
+    """Return a clock that is set by hand."""
     return [1000.0]
 
 
@@ -125,7 +125,7 @@ WORKS = {
 
 @pytest.mark.parametrize("verb", WORKS)
 def test_a_file_that_takes_long_is_told_once_in_half_a_minute(now, tmp_path, monkeypatch, verb):
-    """100 pieces of two seconds each; what is over in five seconds is not told."""
+    """100 pieces take two seconds each; a file that is done in five seconds is not mentioned."""
     one, two, said = tmp_path / "one", tmp_path / "two", []
     for path in (one, two):
         path.write_bytes(os.urandom(1) * 800)

@@ -1,4 +1,4 @@
-"""docs/cli.md is what the script makes of the commands as they are."""
+"""docs/cli.md equals the script's output for the present commands."""
 
 import importlib.util
 import re

@@ -27,7 +27,7 @@ def edit(directory, **changes):
 
 
 def repaired(directory, trust=None):
-    """The edits by path, after they were written."""
+    """Repair the config, write it, and return the edits by path."""
     config, edits = verifying.repair(directory, trust)
     verifying.write_config(directory, config)
     return {".".join(e.path): (e.before, e.after) for e in edits}
@@ -47,7 +47,7 @@ def test_a_length_left_behind_is_raised(llama):
 
 
 def test_a_stale_spelling_is_told_and_repaired_from_the_one_that_is_trusted(llama):
-    # transformers 5 takes the theta in rope_parameters; 4.x takes the one beside it.
+    # transformers 5 takes the theta in rope_parameters; 4.x takes the top-level one.
     edit(llama, rope_parameters=NEW, rope_theta=1e4, max_position_embeddings=512)
     told = {
         (r.loader, r.versions): r.verdict
@@ -132,7 +132,7 @@ def test_in_a_directory_with_a_record_the_record_decides(ropext, llama, tmp_path
 
 
 def damaged(config):
-    """The config as other hands leave it, by what they did."""
+    """Yield the config as other programs leave it, with the name of the damage."""
     yield "nothing", config
     saved = copy.deepcopy(config)
     text = saved.get("text_config", saved)
@@ -225,7 +225,7 @@ def test_what_is_repaired_is_as_ropext_wrote_it(llama, tmp_path):
     listed = guard.files_in(out)["config.json"]
     stale = json.loads((out / "config.json").read_text()) | {"seq_length": 128}
     (out / "config.json").write_bytes(dump(stale))
-    assert repaired(out)  # of a user's: it stays the user's
+    assert repaired(out)  # a user's directory stays the user's
     with pytest.raises(OutputExists, match=r"edited since ropext wrote it: config\.json"):
         ropext.extend(str(llama), out, force=True, **how)
     record = json.loads((out / "ropext.json").read_text())

@@ -90,8 +90,8 @@ def test_nothing_is_unpickled_or_evaluated():
 
 
 def test_every_python_that_is_started_keeps_the_working_folder_out():
-    """`-m` and `-c` put it on the path, unless -P or -I stands before them; in the package also a
-    script, whose own folder is then none of its modules."""
+    """`-m` and `-c` put it on the path, unless -P or -I comes first; in the package also a script,
+    whose own folder is then none of its modules."""
     root, seen = PACKAGE.parent, 0
     for place in ("ropext", "scripts", "benchmarks"):
         for path in (root / place).rglob("*.py"):
@@ -150,7 +150,7 @@ HOSTILE_ADAPTERS = {
 
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory):
-    """A tiny model and an adapter of it, which PEFT made."""
+    """Write a tiny model and an adapter of it, which PEFT made."""
     import peft
     import transformers
 
@@ -216,7 +216,8 @@ def test_links_out_of_a_strangers_folder_are_refused(tmp_path, kind):
 
 
 def test_an_adapter_that_peft_wrote_reads_as_peft_reads_it(lora, tmp_path):
-    """Bit for bit, whatever of a LoRA is asked for, also where bfloat16 would round."""
+    """The results are equal bit for bit, for every option of a LoRA, and also if bfloat16 would
+    round."""
     import peft
     import torch
     import transformers
@@ -243,7 +244,7 @@ def test_an_adapter_that_peft_wrote_reads_as_peft_reads_it(lora, tmp_path):
 
 @pytest.mark.slow
 def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
-    """Stock would take pytorch_model.bin where no file is called model.safetensors."""
+    """Stock would take pytorch_model.bin if no file is called model.safetensors."""
     from ropext.files.checkpoint import open_snapshot
     from ropext.models.load import load_model, loading_of
     from ropext.options.evaluate import Evaluate

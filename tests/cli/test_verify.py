@@ -1,4 +1,4 @@
-"""What `verify` says of the weights, of what it cannot know, and of a broken directory."""
+"""The answers of `verify` about the weights, about unknown facts, and about a broken directory."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from ropext import proof
 
 @pytest.fixture
 def extended(ropext, llama, tmp_path, monkeypatch):
-    """An extended copy; the proof by another process is left out, these tests look elsewhere."""
+    """Write an extended copy without the proof by another process; these tests look elsewhere."""
     proved = SimpleNamespace(
         transformers="5", rotary_modules=1, attention_modules=2, tensors_compared=20,
         tensors_not_compared=0, forward="", worst=SimpleNamespace(error=0.0), base="", changed=(),
@@ -137,7 +137,8 @@ def test_plan_of_a_scaled_directory_without_a_record_says_what_its_config_says(r
 
 @pytest.fixture
 def windowed(ropext, tmp_path):
-    """A base with a layer that does not rotate and one that sees a window, and its extension."""
+    """Write a base with a layer that does not rotate and a layer with a window, and its
+    extension."""
     keys = {"no_rope_layers": [1, 0], "layer_types": ["full_attention", "sliding_attention"]}
     keys |= {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
     keys |= {"sliding_window": 32, "use_sliding_window": True, "pad_token_id": 0}

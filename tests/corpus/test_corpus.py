@@ -30,7 +30,7 @@ from ropext.options.fields import as_place
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Byte-level BPE with merges of its own; BOS in front, as Llama's."""
+    """Make a byte-level BPE with merges of its own; BOS in front, as Llama's."""
     return make_tokenizer(bos=True)
 
 
@@ -226,7 +226,7 @@ def test_no_document_is_in_two_glued_sequences():
         for k, size in enumerate(sizes)
     ]
     glued = glue_documents(documents, 64, 9, separator=99)
-    # Too long ones are cut, and what is left of the last one in each is left out.
+    # Too long documents are cut, and the rest of the last one in each is left out.
     held = [[int(k) for k in dict.fromkeys(own.ids.tolist())] for own in glued]
     assert held == [[0], [1, 99, 2], [3], [4, 99, 5], [6, 99, 7]]
     assert all(len(own) == len(own.token_bytes) == 64 for own in glued)

@@ -25,7 +25,7 @@ def encoder(seed=0):
 
 
 def digest(documents):
-    """How many they are, and a hash of their lengths and ids."""
+    """Return how many documents there are, and a hash of their lengths and ids."""
     content = hashlib.sha256()
     for document in documents:
         content.update(str(len(document)).encode())

@@ -1,4 +1,4 @@
-"""Texts that are told again: in another file, form or piece, and from a record of bounded size."""
+"""Repeated texts are found: in another file, form or piece, and from a record of bounded size."""
 
 import json
 import random

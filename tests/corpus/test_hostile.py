@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 def bomb(path, size, rows, **how):
-    """A parquet of some kilobytes in which each row is the same long text."""
+    """Write a parquet of some kilobytes in which each row is the same long text."""
     import pyarrow
     import pyarrow.parquet
 
@@ -42,7 +42,7 @@ def bomb(path, size, rows, **how):
 
 
 def lying(path):
-    """As above, and it says of itself that it is small."""
+    """Write a bomb whose footer claims that it is small."""
     bomb(path, 110 * MIB, 70)
     data = path.read_bytes()
     true, said = (varint(size) for size in (110 * MIB + 55, MIB))
@@ -52,7 +52,7 @@ def lying(path):
 
 
 def varint(number):
-    """An integer as parquet's footer (Thrift's compact protocol) has it."""
+    """Encode an integer as parquet's footer (Thrift's compact protocol) does."""
     out, number = b"", number * 2
     while number > 127:
         out, number = out + bytes([number & 127 | 128]), number >> 7

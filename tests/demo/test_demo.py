@@ -31,7 +31,7 @@ WINDOW, TARGET = 256, 1024
 
 
 class Network:
-    """Stands for one that is switched off; it remembers who asked."""
+    """A network that is switched off; it remembers every request."""
 
     def __init__(self):
         self.asked = []
@@ -58,7 +58,7 @@ def network():
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    """The recipe on less."""
+    """Write the demo's recipe with fewer steps, items and documents."""
     text = bundled.find_recipe(demo.RECIPE).read_text("utf-8")
     for own, less in (
         ("steps: 40\n  warmup: 8\n", "steps: 12\n  warmup: 2\n"),
@@ -99,7 +99,7 @@ def test_all_of_it_has_a_fit_and_a_control_beside_the_same_reading():
 
 
 def measured(perplexity, gain, keys):
-    """The numbers of one model that reads 1,024 tokens, its gain sure to within 0.01."""
+    """Return the numbers of one model that reads 1,024 tokens, its gain sure to within 0.01."""
     return {
         "tail@1024": Value(perplexity, 0.1, (perplexity - 0.2, perplexity + 0.2), 32),
         "gain@1024": Value(gain, 0.005, (gain - 0.01, gain + 0.01), 32),
@@ -109,7 +109,7 @@ def measured(perplexity, gain, keys):
 
 
 def a_demo(tmp_path, tuned):
-    """A finished demo of these numbers."""
+    """Return a finished demo with these numbers."""
     base = measured(9.72, 0.0, 0.22)
     del base["gain@1024"]  # nobody gains over itself
     models = {
@@ -225,7 +225,7 @@ def test_all_were_read_on_the_same_tokens(shown):
 def test_the_outputs_are_proved_and_leave_no_path_of_this_machine(shown):
     place = str(bundled.MODELS["ropext://demo"].parent)
     records = list(shown.output.rglob("ropext.json"))
-    assert len(records) == 5  # two stages and the output, and the base beside two of them
+    assert len(records) == 5  # two stages and the output, and two of them also list the base
     for record in map(json.loads, (path.read_text("utf-8") for path in records)):
         assert record["base"]["name"] == "ropext://demo"
         assert record["proof"]

@@ -1,4 +1,4 @@
-"""Training rows: exact windows, and a loss on what can be known from the row alone."""
+"""Training rows: exact windows, and a loss on the tokens that the row alone determines."""
 
 import re
 

@@ -1,6 +1,9 @@
-"""A stand-in for Apple's GPU, on a CPU: what was made before `AppleGpu()` is entered, and what is
-sent there, says that it lies on `mps`; nothing there is float64, and it mixes with nothing that
-lies on the CPU. Its arithmetic is the CPU's: no kernel of Apple's runs here."""
+"""A stand-in for Apple's GPU, on a CPU.
+
+Tensors made before `AppleGpu()` is entered, and tensors sent there, report the device `mps`.
+Nothing there is float64, and it mixes with no tensor of the CPU. Its arithmetic is the CPU's: no
+kernel of Apple's runs here.
+"""
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -15,7 +18,7 @@ def _is_device(value):
 
 
 class AppleGpu(TorchFunctionMode):
-    """Marks tensors of the CPU; all others lie on the GPU."""
+    """Marks tensors of the CPU; all others are on the GPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -7,12 +7,12 @@ from ropext.options.evaluate import Evaluate
 
 
 def evaluation_of(model, **options):
-    """What is decided before weights are loaded."""
+    """Prepare an evaluation as far as possible without loading weights."""
     asked = Evaluate(**options)
     return prepare(asked, line_up(str(model), None, asked), needs_target=True)
 
 
 def costs_of(model, **options):
-    """What a dry run counts."""
+    """Return the counts of a dry run."""
     with EvaluationRequest(str(model), Evaluate(**options)).prepared(None, NOBODY) as job:
         return job.counts()

@@ -53,7 +53,7 @@ def test_an_evaluation_there_says_what_it_says_on_a_cpu(tmp_path, monkeypatch, c
     right, losses = evaluated(tmp_path / "cpu", capsys)
 
     def loaded(*words):
-        with _pop_mode_temporarily():  # what is read from the disk lies there at once
+        with _pop_mode_temporarily():  # a tensor read from the disk is there at once
             return load_model(*words)
 
     for room in ("models.load", "evaluation.evaluation"):
@@ -63,7 +63,7 @@ def test_an_evaluation_there_says_what_it_says_on_a_cpu(tmp_path, monkeypatch, c
         found, there = evaluated(tmp_path / "mps", capsys)
     assert losses
     assert losses.keys() == there.keys()
-    for name, array in losses.items():  # Self-Extend takes another way where there is no CPU
+    for name, array in losses.items():  # Self-Extend takes another way if there is no CPU
         np.testing.assert_allclose(there[name], array, rtol=1e-5, atol=1e-5)
     tables = [tree_flatten(said["variants"])[0] for said in (right, found)]
     for own, other in zip(*tables, strict=True):

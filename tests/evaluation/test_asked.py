@@ -98,7 +98,7 @@ def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):
     assert done.results["variants"]["untouched"]["metrics"] == {}
     assert "vt is not measurable here" in (tmp_path / "run/report.md").read_text()
     assert not (tmp_path / "run/plots/retrieval-vt.png").exists()
-    assert len(rows(tmp_path / "run")) == 2 * 6  # as they were said
+    assert len(rows(tmp_path / "run")) == 2 * 6  # in the order of the messages
     (outcome,) = judge(done, [parse_gate("vt@4k.value < 0.5")])
     assert not outcome.passed
     assert "not measurable here" in outcome.reason
@@ -136,7 +136,7 @@ def test_the_forecast_is_what_is_read_at_most(model, monkeypatch):
     hooks = Hooks(show=lambda done, total, what: expected.append(total))
     evaluate(model, **vars(hooks), **ASKED)
     costs = costs_of(model, **ASKED)
-    # One haystack of two questions, and four prompts alone: of the base, and of the untouched.
+    # One haystack of two questions, and four prompts alone: for the base, and for the untouched.
     assert [part.passes for part in costs.work] == [2, 1, 2] * 2
     assert expected[0] == costs.tokens
     assert 0.9 * costs.tokens < sum(seen) <= costs.tokens
@@ -244,7 +244,8 @@ def test_of_lengths_that_are_too_short_the_longest_need_is_said(model):
 
 
 def test_a_window_that_holds_no_question_is_told(tmp_path):
-    """Default lengths up to the model's 64 tokens: nothing fits, and the least length is said."""
+    """Default lengths up to the model's 64 tokens: nothing fits, and the error names the least
+    length."""
     own = str(write_checkpoint(tmp_path))
     with pytest.raises(UsageError, match=r"one item of it takes at least \d+ tokens"):
         evaluation_of(own, tasks="ruler")

@@ -1,5 +1,7 @@
-"""Tasks asked through the chat templates of eight families, in their published form: the tokens
-are those that stock's `apply_chat_template` gives."""
+"""Tasks asked through the chat templates of eight families, in their published form.
+
+The tokens equal the output of stock's `apply_chat_template`.
+"""
 
 from pathlib import Path
 
@@ -26,8 +28,11 @@ FAMILIES = {
 
 
 def tokenizer_of(family):
-    """A small BPE that cuts text as the family's does; that of Mistral and Gemma writes spaces into
-    its tokens, and Mistral's puts one before a text that no special token precedes."""
+    """Build a small BPE that cuts text as the family's does.
+
+    The tokenizers of Mistral and Gemma write spaces into their tokens, and Mistral's puts one
+    before a text that no special token precedes.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -59,7 +64,7 @@ def tokenizer_of(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_has_the_tokens_that_stock_gives(family, monkeypatch):
-    """The answer begins where stock goes on with an assistant's message."""
+    """The answer begins where stock continues an assistant's message."""
     tokenizer = tokenizer_of(family)
     encoder = DocumentEncoder(tokenizer, chat=True)
     asked = []

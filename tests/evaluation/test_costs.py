@@ -15,7 +15,7 @@ LLAMA = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16, "vocab_siz
 
 
 def peak_of(work):
-    """Most bytes that were out at one time."""
+    """Return the most bytes that were allocated at one time."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         work()
     events = [e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -27,7 +27,7 @@ def peak_of(work):
 
 
 def read(model, count, chunk=None):
-    """(bytes measured, bytes estimated, manner) of one reading."""
+    """Return (bytes measured, bytes estimated, manner) of one reading."""
     shape = shape_of(model)
     scorer = TokenScorer(model, choose_reading_mode(shape, count, 1 << 60, chunk, SLICE_BYTES))
     manner = scorer.self_check()
@@ -43,7 +43,7 @@ def read(model, count, chunk=None):
         ("llama", {"vocab_size": 20_000}, 2048, None),
         ("llama", {"vocab_size": 20_000}, 4096, 1024),
         ("llama", {"num_hidden_layers": 6}, 4096, 512),
-        # A window narrower than what is read: SDPA is given a mask of all positions by all.
+        # A window narrower than the input: SDPA gets a mask of all positions by all.
         ("mistral", {"sliding_window": 256}, 4096, None),
         ("mistral", {"sliding_window": 8192}, 4096, None),
         ("gemma2", {"vocab_size": 20_000, "final_logit_softcapping": 5.0}, 1024, None),
@@ -71,7 +71,7 @@ def test_a_chunk_is_taken_only_where_the_whole_does_not_fit():
     chunked = choose_reading_mode(shape, 65536, needed, None, SLICE_BYTES)
     assert chunked.chunk == 8192  # 16384 tokens by 65536 are a mask of 5.4 GB
     assert shape.peak_bytes(65536, chunked) < 0.8 * needed
-    # Where nothing fits it is what takes least; of a narrow model that is the whole.
+    # If nothing fits, it takes the smallest; for a narrow model that is the whole.
     assert choose_reading_mode(shape, 65536, 1, None, SLICE_BYTES).chunk == 1024
     narrow = shape_of(tiny(**LLAMA))
     assert choose_reading_mode(narrow, 65536, 1, None, SLICE_BYTES).chunk is None

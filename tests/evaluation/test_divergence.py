@@ -1,5 +1,5 @@
-"""KL divergence and agreement of next tokens, against both rows of logits held whole; a rounded
-cache's row beside its own."""
+"""KL divergence and agreement of next tokens equal a computation from whole logits; so does a
+rounded cache's row."""
 
 import json
 import shutil
@@ -57,13 +57,14 @@ def documents(place):
 
 
 def probabilities(model, ids):
-    """Log-probabilities of the token at each place from 1 on, in float64."""
+    """Return log-probabilities of the token at each place from 1 on, in float64."""
     with torch.no_grad():
         return model(input_ids=ids[None], use_cache=False).logits[0, :-1].double().log_softmax(-1)
 
 
 def of_base(model, ids):
-    """The base's at each place: of the window of the context that ends half a context on."""
+    """Return the base's log-probabilities at each place, from windows of the context that advance
+    by half a context."""
     rows = torch.empty(len(ids) - 1, model.config.vocab_size, dtype=torch.float64)
     half = CONTEXT // 2
     for begin in range(0, len(ids) - CONTEXT + 1, half):
@@ -90,7 +91,7 @@ def by_hand(model, place, length, tail, reading):
 
 
 class Patched:
-    """The model by YaRN, with its cache rounded where one is named."""
+    """The model by YaRN, with a rounded cache if one is given."""
 
     def __init__(self, cache=None):
         self.cache = cache
@@ -234,7 +235,7 @@ def test_the_tiles_of_half_precision():
 
 
 def count_job(model, **options):
-    """What --dry-run counts."""
+    """Return the counts of --dry-run."""
     request = EvaluationRequest(str(model), Evaluate(**options))
     with request.prepared(None, NOBODY) as job:
         return job.counts()

@@ -58,7 +58,7 @@ def test_stdout_is_the_result_and_stderr_the_narration(runs, capsys):
 
 def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, capsys):
     printed = evaluated(runs, capsys=capsys)[1].out
-    assert printed.count("\n\n") == 1  # what is surely so, then a table
+    assert printed.count("\n\n") == 1  # the sure statement, then a table
     said, printed = printed.split("\n\n")
     assert "Inside the trained context pi-4x pays a short tax" in said
     lines = [line.split() for line in printed.splitlines()]
@@ -215,7 +215,8 @@ def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_read(
 
 
 def test_what_gates_may_ask_is_what_is_measured(runs, tmp_path, capsys):
-    """The names that are known before are those of the results, of each variant and of pairs."""
+    """The names known before the run are the names in the results, for each variant and for
+    pairs."""
     arguments = [str(runs / "model"), "--data", str(runs / "docs.jsonl"), "--lengths", "64,256"]
     arguments += ["--protocol", "hf-stride", "--tasks", "passkey", "--items", "1", "--quiet"]
     arguments += ["--method", "yarn", "--factor", "4", "-o", str(tmp_path / "run")]
@@ -360,7 +361,7 @@ def test_compare_pairs_runs_and_names_winners(runs, capsys, tmp_path):
         own = json.loads((runs / name / "results.json").read_text())["variants"]["base"]["metrics"]
         shown = text["lengths"][-1]["tail"][f"{name}:base"]["value"]
         assert shown == pytest.approx(own["tail@256"]["value"], rel=1e-6)
-        # What was made of it is held against that: the same numbers as inside the run.
+        # The output is compared with that: the same numbers as inside the run.
         results = json.loads((runs / name / "results.json").read_text())
         made = results["variants"]["yarn-4x"]["metrics"]
         label = f"{name}:yarn-4x"
@@ -457,7 +458,7 @@ def test_bases_of_two_definitions_of_the_short_window_do_not_compare(runs, capsy
     code, said = run("compare", new, old, capsys=capsys)
     assert code == 2
     assert f"{old} truncates its base by version 1 and {new} by version 2" in said.err
-    # What reads the long window is what it was, and without a BOS so is the base.
+    # The models that read the long window are unchanged, and without a BOS so is the base.
     assert run("compare", f"{new}:yarn-4x", f"{old}:yarn-4x", capsys=capsys)[0] == 0
     gate = f"tail@256 > 9 vs {old}:base"
     both = [f"{new}:yarn-4x", f"{new}:pi-4x", "--json"]

@@ -18,7 +18,7 @@ LENGTH = 4 * CONTEXT
 
 
 def plain_nll(model, ids):
-    """The model's own forward over the whole sequence and torch's cross-entropy."""
+    """Run the model's own forward over the whole sequence, and torch's cross-entropy."""
     row = torch.as_tensor(ids).long()[None]
     logits = model(input_ids=row, use_cache=False).logits[0].float()
     return F.cross_entropy(logits[:-1], row[0, 1:], reduction="none").numpy()
@@ -62,7 +62,7 @@ def test_chunked_equals_full_when_pinned(rope_type):
 
 @pytest.mark.parametrize("rope_type", DYNAMIC)
 def test_chunked_differs_from_full_when_not_pinned(rope_type):
-    """Why pinning is needed; where transformers changes this, pinning can go."""
+    """This is why pinning is needed; if transformers changes this, pinning can go."""
     model, ids = extended(rope_type), random_ids(LENGTH)
     truth = plain_nll(extended(rope_type), ids)
     scorer = TokenScorer(model, ReadingMode(48, 16))
@@ -104,8 +104,8 @@ SAME_SETS = rope("longrope") | {"short_factor": [1.0, 2.0, 4.0, 8.0]}
 )
 @pytest.mark.parametrize("known", [True, False])
 def test_the_config_tells_which_passes_serve_the_lengths(model, passes, known):
-    """What stock's own modules use at each length says the same; in a family without rotary
-    embeddings that ropext knows, each length has a pass where the spectrum may depend on it."""
+    """The tables that stock's own modules use at each length agree. In a family whose rotary
+    embeddings ropext does not know, each length has a pass if the spectrum may depend on it."""
     lengths = (16, 32, CONTEXT, 128, LENGTH)
     frame = EvaluationSettings(CONTEXT, lengths, 16, Bootstrap())
     config = model.config.to_dict() | ({} if known else {"model_type": "gpt2"})
@@ -113,7 +113,8 @@ def test_the_config_tells_which_passes_serve_the_lengths(model, passes, known):
         passes = lengths
     elif known:
         spectra = [(spectrum_at(model, length), length) for length in lengths]
-        assert tuple(dict(spectra).values()) == passes  # the longest of those that share one
+        # the longest of the lengths with the same spectrum
+        assert tuple(dict(spectra).values()) == passes
     assert Variant("any", "extended", None, config=config).regimes(frame) == {
         f"pass-{length}": length for length in passes
     }
@@ -248,6 +249,7 @@ def test_logits_that_are_not_numbers_stop_with_the_place():
     ids[ids == 77] = 78
     scorer.token_nll(ids)
     ids[40] = 77
-    # A masked position times not-a-number is not a number: the first token is named already.
+    # A masked position times not-a-number is not a number: the message already names the first
+    # token.
     with pytest.raises(NanInLogits, match=r"not finite at token 1$"):
         scorer.token_nll(ids)

@@ -24,7 +24,7 @@ QUESTIONS = [
     {"question": "the quick brown", "choices": [" fox", " dog"], "answer": 0},
     {"question": "the lazy", "choices": [" fox", " dog"], "answer": 1},
 ]
-# Data files beside the task, as a task that was written for a firm's own questions has them.
+# Data files in the task's folder, as in a task for a firm's own questions.
 TASK = """\
 task: ropext_local
 dataset_path: json
@@ -152,8 +152,9 @@ def test_without_the_extra_a_sentence_names_it(monkeypatch):
 
 @needed
 def test_the_string_match_of_ruler_tasks_is_theirs():
-    """`all` as lm-eval has it. Its `part` (0.4.13) is the same share, where RULER's repository asks
-    whether any reference was said: ours is RULER's, and equal to lm-eval's for one reference."""
+    """`all` equals lm-eval's. Its `part` (0.4.13) is the same share; RULER's repository asks
+    whether the answer has any reference: ours is RULER's, and equals lm-eval's for one reference.
+    """
     from lm_eval.tasks.ruler import common_utils as ruler
 
     rng = random.Random(0)

@@ -42,14 +42,14 @@ def asked(place, **changes):
 
 
 def numbers(measured):
-    """Every number of every row."""
+    """Return every number of every row."""
     variants = measured.results["variants"]
     kept = ("metrics", "retrieval", "positions", "verdicts")
     return {label: {key: row.get(key) for key in kept} for label, row in variants.items()}
 
 
 def state(model):
-    """All of a model that an evaluation could change."""
+    """Return everything of a model that an evaluation could change."""
     tensors = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         content = hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()
@@ -239,7 +239,7 @@ def hooked_everywhere(monkeypatch):
 
 @pytest.mark.parametrize("change", [rotated_by_mine, attended_by_mine, hooked_everywhere])
 def test_results_of_a_model_in_memory_are_never_resumed(place, tmp_path, monkeypatch, change):
-    """No look at the model shows these changes; each alters what it computes."""
+    """No look at the model reveals these changes; each alters its outputs."""
     model = loaded(place)
     run = tmp_path / "run"
     before = numbers(ropext.evaluate(model, run, **asked(place)))

@@ -49,7 +49,8 @@ def write(path, kind, config):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A BERT, and a RoBERTa whose first position reads row 2, with what each method makes."""
+    """Write a BERT, and a RoBERTa whose first position reads row 2, with each method's
+    extension."""
     path = tmp_path_factory.mktemp("masked")
     kinds = {"bert": (BertForMaskedLM, BertConfig, CONTEXT)}
     kinds["roberta"] = RobertaForMaskedLM, RobertaConfig, CONTEXT + 2

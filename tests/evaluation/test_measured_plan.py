@@ -1,4 +1,5 @@
-"""Methods ranked on documents: the numbers are those of `ropext eval`, the order can be trusted."""
+"""Methods ranked on documents: the numbers equal those of `ropext eval`, and the order can be
+trusted."""
 
 import csv
 import io
@@ -202,7 +203,7 @@ def test_what_cannot_be_measured_is_refused_by_name(place):
     with pytest.raises(InputError, match=r"--measure .*no such file"):
         measure(request_of(model, place / "none.jsonl"))
     with pytest.raises(InputError, match=r"^--measure .*/my--data.jsonl: there is no such file"):
-        measure(request_of(model, place / "my--data.jsonl"))  # a path stays what it is
+        measure(request_of(model, place / "my--data.jsonl"))  # a path is not changed
     with pytest.raises(InputError, match="there is no column body"):
         measure(request_of(model, docs, reading=DocumentOptions(column="body")))
     ModernBertConfig(

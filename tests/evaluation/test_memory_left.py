@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine of 100 kB of which 10 are untouched and 80 available; no container."""
+    """Simulate a machine of 100 kB of which 10 are untouched and 80 available; no container."""
     names = ["Buffers", "Cached", "Shmem", "Active", "Inactive", "SReclaimable"]
     lines = ["MemTotal: 100 kB", "MemFree: 10 kB", "MemAvailable: 80 kB"]
     lines += [f"{name}: 0 kB" for name in names]

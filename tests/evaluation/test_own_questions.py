@@ -47,7 +47,8 @@ def question(number, words=10, **more):
 
 
 def greedy(model, prompt, room):
-    """What transformers itself says after a prompt, with this tokenizer's BOS before it."""
+    """Return the continuation by transformers itself after a prompt, with this tokenizer's BOS
+    before it."""
     tokenizer = make_tokenizer()
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     loaded = AutoModelForCausalLM.from_pretrained(model)
@@ -284,7 +285,7 @@ def test_no_task_takes_the_name_of_another_number():
 
 
 def asked_of_numbers(context, length, seed):
-    """Two questions, the second with a prefix, and what they were made for."""
+    """Yield two questions, the second with a prefix; the texts name their seed and length."""
     assert context == CONTEXT
     yield f"{seed} {length}. The grass is green. What is it?", ["green"]
     yield {"input": f"{length}?", "outputs": ["green", "g"], "answer_prefix": " It is"}
@@ -382,7 +383,7 @@ evaluate:
     "tasks", ["[passkey, q.jsonl]", "passkey,q.jsonl", "[passkey, q=sub/../q.jsonl]"]
 )
 def test_a_file_of_a_recipe_is_in_the_recipes_folder(tmp_path, monkeypatch, tasks):
-    """The key of a run has the content of the questions, and the record has what was written."""
+    """The key of a run has the content of the questions, and the record has the path as written."""
     folder = tmp_path / "recipes"
     folder.mkdir()
     (folder / "sub").mkdir()
@@ -422,6 +423,6 @@ def test_a_run_asks_the_questions_of_its_recipe(tmp_path):
 
 
 def asked_in(run):
-    """How many questions the extended model was asked."""
+    """Return the number of the extended model's questions."""
     results = json.loads((run / "results.json").read_text())
     return results["variants"]["extended"]["metrics"]["q@512"]["n"]

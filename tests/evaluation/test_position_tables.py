@@ -22,7 +22,8 @@ KEYS = {"n_embd": 32, "n_layer": 2, "n_head": 2}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A GPT-2 of 32 positions, loud enough that its rows are heard, and what each method makes."""
+    """Write a GPT-2 of 32 positions, loud enough that its rows are heard, and each method's
+    extension."""
     path = tmp_path_factory.mktemp("tables")
     torch.manual_seed(0)
     tokenizer = make_tokenizer()

@@ -1,4 +1,4 @@
-"""Protocols against literal re-implementations of the loops that they are named after."""
+"""Protocols against literal re-implementations of the loops that give them their names."""
 
 import math
 
@@ -17,7 +17,8 @@ LENGTHS = (32, 64, 128)
 
 
 def hf_documentation_loop(model, encodings, max_length, stride):
-    """The loop of docs/source/en/perplexity.md (transformers 5), word for word but for its bar."""
+    """Run the loop of docs/source/en/perplexity.md (transformers 5), word for word without its
+    progress bar."""
     seq_len = encodings.size(1)
     nll_sum = 0.0
     n_tokens = 0
@@ -42,8 +43,11 @@ def hf_documentation_loop(model, encodings, max_length, stride):
 
 
 def yarn_truncate(model, documents, max_length):
-    """eval/perplexity.py --truncate of the YaRN repository: one window per document, then
-    exp(mean(losses)); the document begins with its BOS, as add_start_token makes it."""
+    """Run eval/perplexity.py --truncate of the YaRN repository: one window per document, then
+    exp(mean(losses)).
+
+    The document begins with its BOS, as add_start_token makes it.
+    """
     nlls = []
     for ids in documents:
         labels = torch.as_tensor(ids[:max_length]).long()[None]
@@ -91,7 +95,7 @@ def test_short_window_is_a_forward_per_window():
     found = read_short(scorer_of(model), ids, CONTEXT)
     row = torch.as_tensor(ids).long()[None]
     for token in (1, 40, 63, 64, 95, 96, 130, 159):
-        # The window that scores it, worked out here: the first one that reaches it.
+        # The window that scores it, computed here: the first that reaches it.
         begin = 0 if token < 64 else 32 * ((token - 64) // 32 + 1)
         logits = model(row[:, begin:token]).logits[0, -1].float()
         expected = torch.logsumexp(logits, 0) - logits[ids[token]]
@@ -104,7 +108,7 @@ def test_a_truncated_window_begins_with_bos_as_any_program_truncates():
     ids[0] = bos
     found = read_short(scorer_of(model), ids, CONTEXT, bos)
     plain = read_short(scorer_of(model), ids, CONTEXT)
-    assert np.array_equal(found[1:64], plain[1:64])  # the first window is the text as it stands
+    assert np.array_equal(found[1:64], plain[1:64])  # the first window is the unchanged text
     for token in (64, 95, 96, 130, 159):
         begin = 32 * ((token - 64) // 32 + 1)
         row = torch.as_tensor([bos, *ids[begin + 1 : token]]).long()[None]

@@ -18,7 +18,7 @@ PAGE = Path(ropext.__file__).parents[1] / "docs" / "reference" / "run-folder.md"
 
 
 def described():
-    """The names of the page's table as patterns."""
+    """Return the names of the page's table as patterns."""
     section = PAGE.read_text("utf-8").split("## Files")[1].split("\n## ")[0]
     cells = re.findall(r"^\| (`.+?`) \|", section, flags=re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`(.+?)`", cell)]
@@ -106,7 +106,7 @@ def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, cap
     write_checkpoint(tmp_path / "model")
     write_documents(tmp_path / "docs.jsonl")
     words = [tmp_path / "model", "--data", tmp_path / "docs.jsonl", "--lengths", "64", "--quiet"]
-    capsys.readouterr()  # of the model's making
+    capsys.readouterr()  # drop the output of making the model
     monkeypatch.setattr(Path, "open", refused)
     code, heard = run("eval", *words, "--max-docs", "1", "-o", tmp_path / "run", capsys=capsys)
     assert code == 2

@@ -53,7 +53,7 @@ def tiny(kind, heads=4, attention=None):
         )
         config._attn_implementation = attention
         model = hf.FalconForCausalLM(config)
-    for weight in model.parameters():  # so that attention looks at what it reads
+    for weight in model.parameters():  # so that attention looks at its input
         weight.data *= 4 if weight.dim() > 1 else 1
     return model.eval()
 
@@ -123,7 +123,7 @@ def test_heads_that_are_no_power_of_two_are_taken_by_their_slopes(kind):
     plain.config.max_seq_len = FACTOR * CONTEXT
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "bfloat16", lambda own: own)
-        rows = {padded: logits(model, 150, padded) for padded in (0, 149)}  # of one token, too
+        rows = {padded: logits(model, 150, padded) for padded in (0, 149)}  # with one token, too
         scaled = [a * b for a, b in zip(OF_SIX, NTK_OF_SIX, strict=True)]
         literal(kind, scaled, patch)
         for padded, ours in rows.items():

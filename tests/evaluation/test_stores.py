@@ -1,4 +1,4 @@
-"""A store of readings is named by all that decides them: what is the same is not read again."""
+"""Every fact that decides a store of readings is in its name: an equal store is not read again."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_all_that_decides_a_reading_is_in_the_name_of_its_store(place):
 
 
 def test_a_run_with_other_settings_reads_what_is_new_and_leaves_nothing_else(place, tmp_path):
-    """The figures are those of a folder that was empty, to the byte."""
+    """The figures equal those from an empty folder, to the byte."""
 
     def read(path, methods, **more):
         asked = {"method": methods, "factor": "4", "lengths": LENGTHS, "tasks": "copy", **more}

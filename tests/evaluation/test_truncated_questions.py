@@ -33,7 +33,7 @@ WORDED = {
     "depths": "0,0.5,1",
     "chat": True,
 }
-BEGINNINGS = {  # of a prompt, as far as a user who truncates the text keeps it
+BEGINNINGS = {  # the part of a prompt's beginning that a user who truncates the text keeps
     "niah_single_1": "[user]Some secret numbers are told in the text below. Keep them in mind: a "
     "question about them follows.\n\n",
     "niah_multikey_1": "[user]Some secret numbers are told in the text below. Keep them in mind: a "
@@ -43,7 +43,7 @@ BEGINNINGS = {  # of a prompt, as far as a user who truncates the text keeps it
 
 
 def generated(model, row, count):
-    """The next tokens of upstream transformers, greedily."""
+    """Return the next tokens of upstream transformers, greedily."""
     ids = torch.tensor([row])
     made = model.generate(ids, do_sample=False, max_new_tokens=count, min_new_tokens=count)
     return tuple(int(token) for token in made[0, ids.shape[1] :])
@@ -57,7 +57,7 @@ def demo(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def worded(tmp_path_factory):
-    """A random model with a chat template; it answers nothing right."""
+    """Write a random model with a chat template; it answers nothing right."""
     path = write_checkpoint(tmp_path_factory.mktemp("worded"), max_position_embeddings=CONTEXT)
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
@@ -160,7 +160,8 @@ def test_in_words_the_instruction_and_the_question_are_kept(worded, monkeypatch)
             text = tokenizer.decode(item.prompt)
             beginning = BEGINNINGS.get(item.task)
             if beginning is None:
-                example = text.index("variables hold the value")  # of the example's answer
+                # beginning of the example's answer
+                example = text.index("variables hold the value")
                 beginning = text[: text.index("\n\n", text.index("\n\nThe text", example) + 3) + 2]
             assert text.startswith(beginning)
             head = tokenizer.encode(beginning, add_special_tokens=False)
@@ -185,7 +186,7 @@ def test_what_is_removed():
     # Instruction and question leave no room: the end of the prompt is kept.
     (short,) = truncated([question(50, 10, 40)], 17)
     assert short.prompt == tuple(range(35, 50))
-    # Nobody said where the text is.
+    # Nobody gave the text's place.
     (short,) = truncated([question(50, 0, 0)], 32)
     assert short.prompt == tuple(range(20, 50))
     assert (short.prompt_hash, short.length) == (question(50, 0, 0).prompt_hash, 99)

@@ -1,4 +1,4 @@
-"""A tuned directory is held against what was there before: OUT/base with its recorded spectrum."""
+"""A tuned directory is compared with the model before it: OUT/base with its recorded spectrum."""
 
 import shutil
 from dataclasses import replace

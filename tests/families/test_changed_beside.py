@@ -1,4 +1,4 @@
-"""What an extension changes, as stock reads it: form, theta and lengths, and nothing beside."""
+"""An extension changes, as stock reads it, only form, theta and lengths."""
 
 import copy
 import os
@@ -34,7 +34,7 @@ if os.environ.get("SPELLINGS") == "all":
 
 
 def read_by_stock(config):
-    """The config as its class of stock keeps it."""
+    """Return the config as its class of stock keeps it."""
     kind = CONFIG_MAPPING[config["model_type"]]
     return plain_weights(kind.from_dict(copy.deepcopy(config))).to_dict()
 
@@ -80,7 +80,8 @@ def test_keys_by_name(changed, beside):
 
 
 def test_a_length_that_queries_read_stays():
-    """A scaling of queries reads the original length in the dict; the one beside is the form's."""
+    """A scaling of queries reads the original length in the dict; the top-level one is the
+    form's."""
     config = tiny.modern("ministral3")
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
     config["rope_parameters"] |= yarn | {"llama_4_scaling_beta": 0.1}

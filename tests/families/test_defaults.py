@@ -61,7 +61,7 @@ def test_each_type_is_loaded_by_the_class_that_lists_it():
 
 def test_every_refusal_has_its_sentence():
     schemes = {known.scheme for known in config.census().values()} - {"rotary", "composite"}
-    # Of a type that the census lacks, transformers tells whether it computes an embedding.
+    # For a type that the census lacks, transformers tells whether it computes an embedding.
     assert schemes | {"not computed"} == set(config.REFUSALS)
     assert len(config.census()) == 804
 

@@ -1,4 +1,4 @@
-"""`--length-only`: what stock turns at every position below the old length stays as it was.
+"""`--length-only`: stock's rotations at every position below the old length are unchanged.
 
 The truth is the rotary module of stock transformers, built from the config before and after.
 """
@@ -89,7 +89,7 @@ def test_a_scaling_that_goes_by_the_stated_length_is_refused(model_type):
 
 
 def text_types():
-    """Every rotary text type of the census, each by one model type that holds it."""
+    """Return every rotary text type of the census, each by one model type that holds it."""
     holders = {}
     for model_type in rotary_types():
         text_type = text_part(model_type)[0]

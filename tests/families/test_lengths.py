@@ -1,7 +1,8 @@
 """How many tokens a scaled model reads, and read before: released spellings, the truth by hand.
 
-From model cards and reports, not from the arithmetic under test: Vicuna 1.5 is Llama 2 (4k) read at
-16k, DeepSeek-Coder was trained at 4k and then at 16k, Gemma 3 at 32k and then at 128k by 8.
+The truth comes from model cards and reports, not from the arithmetic under test. Vicuna 1.5 is
+Llama 2 (4k) read at 16k. DeepSeek-Coder was trained at 4k and then at 16k, Gemma 3 at 32k and then
+at 128k by 8.
 """
 
 import configs

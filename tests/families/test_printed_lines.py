@@ -36,7 +36,7 @@ CLASSES = {name: Loader(name) for name in dir(transformers) if name.startswith("
 
 
 def builds(name, directory):
-    """Whether stock builds the base itself, by a class that takes its type."""
+    """Return whether stock builds the base itself, by a class that takes its type."""
     try:
         CLASSES[name].from_pretrained(directory)
     except Exception as error:
@@ -45,7 +45,8 @@ def builds(name, directory):
 
 
 def run(model_type, directory):
-    """Sentences about what the printed line builds otherwise; None where no line is printed."""
+    """Return sentences about different values that the printed line builds; None if no line is
+    printed."""
     text_type, path = text_part(model_type)
     config = wrapped(model_type, modern(text_type))
     (directory / "config.json").write_text(json.dumps(config), "utf-8")

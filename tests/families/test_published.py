@@ -101,7 +101,8 @@ def test_the_softmax_scale_is_kept(stock, model_type):
 
 
 def planned(name, **other):
-    """The plan of a released config by its authors' options, or by others; and its rope dict."""
+    """Return the plan of a released config by its authors' options, or by others; and its rope
+    dict."""
     base, options, _ = RECIPES[name]
     base = base if "text_config" in base else LLAMA | base
     made = make_plan(base, Extend(**(other or options)), name)
@@ -230,7 +231,7 @@ def test_a_config_that_states_less_than_its_card_has_its_length_raised():
     assert "needles alone" in plan.recommendation.reason
     assert not any("[published]" in one for one in plan.warnings)
     shorter = make_plan(GEMMA, Extend(context=65_536, target=262_144))
-    assert not any("[published]" in one for one in shorter.warnings)  # it does what it would say
+    assert not any("[published]" in one for one in shorter.warnings)  # it already does it
     scaled = make_plan(GEMMA, Extend(target=262_144, method="pi", even_so=True))
     assert any("--length-only --target 262144 is enough" in one for one in scaled.warnings)
     # Beyond the card, and for a config that states the card's length, nothing is known.

@@ -169,7 +169,7 @@ def test_multimodal_sections_survive_a_change_of_theta():
 
 
 def test_query_scaling_keys_survive():
-    """One that the config states, and the class default of one that it leaves out."""
+    """A stated key survives, and the class default replaces a missing one."""
     base = config("Ministral 3 by class default")
     assert written(base, YARN)["rope_parameters"]["llama_4_scaling_beta"] == 0.1
     stated = base | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.37}}
@@ -409,7 +409,7 @@ def test_kv_cache_of_gemma_3_holds_a_window_in_five_of_six_layers():
     assert model.kv_bytes(1024) == of_a_layer * 62 * 1024
 
 
-# name: config, then per layer in bytes a token: those that keep every token, those with a window.
+# name: config, then per layer in bytes a token: layers that keep every token, layers with a window.
 BY_LAYER = {
     "Falcon-7B": (
         {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71}
@@ -654,7 +654,7 @@ def test_a_renamed_stock_class_is_read_as_that_class():
 
 
 def test_an_unknown_type_names_both_versions():
-    """The census's and the installed one's, which may know what the census does not."""
+    """The census's and the installed one's, which may know more types than the census."""
     with pytest.raises(InputError) as caught:
         stock.describe_unknown_types(BASE | {"model_type": "lama"})
     said = str(caught.value)

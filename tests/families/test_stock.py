@@ -1,7 +1,7 @@
 """Every rotary type: tiny config -> read -> extend -> stock transformers builds the same spectrum.
 
-One process for all of them, which cannot import ropext. A type that stock cannot build here is
-skipped with stock's reason, and the number that was built is held against the census.
+One process builds all of them, and it cannot import ropext. A type that stock cannot build here is
+skipped with stock's reason, and the number of built types is compared with the census.
 """
 
 import functools
@@ -48,8 +48,11 @@ def stock():
 
 
 def goes_apart(process, model_type):
-    """Whether stock builds the text part of a composite by itself, so that its own cases show each
-    method and those of the composite only where it is written."""
+    """Return whether stock builds the text part of a composite by itself.
+
+    If so, its own cases test each method, and the composite's cases test only the place in the
+    config.
+    """
     text_type, path = text_part(model_type)
     if not path or text_type not in process.tasks or not process.has_head(text_type):
         return False
@@ -59,7 +62,7 @@ def goes_apart(process, model_type):
 
 @functools.cache
 def outcome(process, model_type):
-    """(reason why this type is left out or "", list of (case, differences))."""
+    """Return (reason why this type is left out or "", list of (case, differences))."""
     if model_type not in process.tasks:
         return f"transformers {process.version} has no model of this type by itself", []
     found = []
@@ -133,7 +136,8 @@ LEFT = {
 
 @functools.cache
 def keys_of(process, model_type):
-    """(keys without a value, keys of which stock built a model, sentences) for one type."""
+    """Return (keys without a value, keys with which stock built a model, sentences) for one
+    type."""
     holders = [name for name in rotary_types() if text_part(name)[0] == model_type]
     holders.sort(key=lambda name: (name != model_type, len(name)))
     holder = next((name for name in holders if name in process.tasks), "")
@@ -178,8 +182,9 @@ if os.environ.get("SPELLINGS") == "all":
 
 @pytest.mark.parametrize("model_type", SKIPPING)
 def test_the_layers_that_turn_are_those_that_were_read(stock, model_type):
-    """Each attention is given the same hidden states at two sets of positions: one whose output
-    stays does not rotate. Where none of them sees the whole text, scaling is said not to help."""
+    """Each attention gets the same hidden states at two sets of positions: if its output stays the
+    same, it does not rotate. If none of them sees the whole text, ropext says that scaling does not
+    help."""
     if model_type not in stock.tasks:
         pytest.skip(f"transformers {stock.version} has no model of this type by itself")
     case, model = base_case(model_type, "turns", tiny.modern(model_type))

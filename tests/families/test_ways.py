@@ -1,4 +1,5 @@
-"""A model that is scaled already: both ways are shown, each with its condition and its readers."""
+"""A model that is scaled already: the plan lists both ways, each with its condition and its
+readers."""
 
 import configs
 import published
@@ -45,7 +46,7 @@ def test_both_ways_are_shown(config, method):
     pairs = "; its own pair factors are dropped" * (made.model.text_type == "phi3")
     assert one.condition == NOT_TRAINED + pairs
     assert one.options.startswith(f"--from-original --target {made.target} --method {method}")
-    # Default, method, length and number of loaders stay what they were.
+    # Default, method, length and number of loaders are unchanged.
     assert made.method == "by-parts"
 
 
@@ -61,7 +62,7 @@ def test_the_step_from_the_original_keeps_every_key_of_the_scaling():
     own = gpt_oss["rope_scaling"] | {"beta_fast": 16.0, "attention_factor": 1.1}
     kept = planned(gpt_oss | {"rope_scaling": own}).ways[1].options
     assert kept.endswith("--method yarn --beta-fast 16 --no-truncate --attention-factor 1.1")
-    # At the length that it has, those options give what it has.
+    # At its present length, those options give its present values.
     same = make_plan(
         gpt_oss | {"rope_scaling": own},
         Extend(

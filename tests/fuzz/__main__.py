@@ -9,13 +9,13 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from tests.support import paths  # noqa: F401  it leads to what follows
+from tests.support import paths  # noqa: F401  it makes the next imports possible
 
 # isort: split
 from fuzz import campaign, oracle
 from hypothesis import given, seed, settings
 
-SLICE = 500  # inputs of one seed: what hypothesis remembers of them is let go, and progress is told
+SLICE = 500  # inputs of one seed: then hypothesis forgets them, and progress is printed
 
 
 def main() -> int:

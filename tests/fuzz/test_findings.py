@@ -167,7 +167,7 @@ def test_a_channel_that_never_turns_is_written_into_the_record(checkpoint, tmp_p
 
 
 def test_the_theta_that_a_composite_hides_is_a_conflict():
-    """GLM-ASR's config class fills in a whole rope dict, which hides a theta beside it."""
+    """GLM-ASR's config class fills in a whole rope dict, which hides a top-level theta."""
     text = {k: v for k, v in SMALL.items() if k != "rope_theta"}
     glm = {"model_type": "glmasr", "text_config": text}
     assert families.read(glm).sites[0].rope.theta == 10000.0
@@ -179,7 +179,7 @@ def test_the_theta_that_a_composite_hides_is_a_conflict():
 
 
 def check_told_on_one_line(text):
-    """The forgery is shown, and begins no line."""
+    """Check that the forgery is printed, and begins no line."""
     assert "license      free" in text
     assert not [line for line in text.splitlines() if line.startswith("license")]
 
@@ -393,7 +393,7 @@ class ListsOneModel(BaseHTTPRequestHandler):
 def test_a_saved_plan_asks_no_more_of_stock_than_a_config_may(
     checkpoint, tmp_path, monkeypatch, asked
 ):
-    """The key is one of its edits, so the config before them is that of the model."""
+    """The key is one of its edits, so the config before them is the model's."""
     monkeypatch.setattr(verifying, "require_server", lambda url: None)
     made = inspecting.plan(str(checkpoint), factor=4.0).to_json()
     made["config"] |= asked

@@ -1,5 +1,8 @@
-"""Recipes made at random: read, or refused in one sentence that names the line; never anything
-else. What is read says of itself what is read again as the same."""
+"""Recipes made at random are read, or refused in one sentence that names the line; never anything
+else.
+
+A recipe that was read prints itself as a text that is read again as the same.
+"""
 
 import random
 import re
@@ -32,7 +35,7 @@ def value(rng, key, info):
 
 
 def recipe(seed):
-    """The text of a recipe, and a word of the command line."""
+    """Return the text of a recipe, and a word of the command line."""
     rng = random.Random(seed)
     lines = ["model: ropext://demo"] * (rng.random() < 0.95)
     for section, kind in SECTIONS.items():
@@ -69,7 +72,7 @@ def test_a_recipe_is_read_or_refused_with_its_line(block):
         again = read_recipe(found.resolved())
         assert again.resolved() == found.resolved(), seed
         assert again.extension() == found.extension(), seed
-        if found.fit:  # its weights get to their place as those of the extension where none is said
+        if found.fit:  # its weights go to the same place as the extension's by default
             fits = [one.fitting().changed(link="copy") for one in (found, again)]
             assert fits[0] == fits[1], seed
     assert taken > 20

@@ -20,7 +20,7 @@ def tensors(path):
 
 
 def rope(path, dim, freqs=("rope_freqs.weight",), log_multiplier=0.0, betas=(32.0, 1.0)):
-    """The angle of each pair at position 1, and what multiplies cos and sin."""
+    """Return the angle of each pair at position 1, and the factor of cos and sin."""
     kept, held = keys(path), tensors(path)
     arch = kept["general.architecture"]
 

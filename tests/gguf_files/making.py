@@ -37,7 +37,8 @@ def value(writer, key, item):
 
 
 def tensors(seed=0, width=64, vocab=8):
-    """A few tensors with the names of a model's: the embedding, two layers' norms and weights."""
+    """Return a few tensors with the names of a model's: the embedding, two layers' norms and
+    weights."""
     draw = np.random.default_rng(seed)
     names = {"token_embd.weight": (vocab, width), "output_norm.weight": (width,)}
     for layer in range(2):
@@ -47,7 +48,7 @@ def tensors(seed=0, width=64, vocab=8):
 
 
 def write(path, arch="llama", metadata=LLAMA, general=(), data=None, tokens=8, q8=(), kind="Q8_0"):
-    """One file; `metadata` without the architecture's prefix, `general` with whole keys."""
+    """Write one file; `metadata` without the architecture's prefix, `general` with whole keys."""
     writer = gguf.GGUFWriter(path, arch)
     for key, item in metadata.items():
         value(writer, f"{arch}.{key}", item)
@@ -83,14 +84,15 @@ PARTS = {
 
 
 def interleaved(weight, heads):
-    """llama.cpp turns neighbouring channels where transformers turns halves of a head."""
+    """Reorder the rows: llama.cpp turns neighbouring channels, transformers turns halves of a
+    head."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 def of_checkpoint(source, path, q8=()):
-    """A Llama directory with a byte-level tokenizer as an F32 GGUF, as llama.cpp's converter has
-    it (which refuses tokenizers that it does not know)."""
+    """Write a Llama directory with a byte-level tokenizer as an F32 GGUF, as llama.cpp's converter
+    has it (which refuses tokenizers that it does not know)."""
     config = json.loads((source / "config.json").read_text())
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     held = load_file(source / "model.safetensors")

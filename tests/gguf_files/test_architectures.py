@@ -17,7 +17,7 @@ HALF = {"rope.dimension_count": 8}
 GEMMA4 = WINDOWS | {"attention.key_length": 32, "attention.key_length_swa": 16}
 GEMMA4 |= {"rope.dimension_count": 32, "rope.dimension_count_swa": 16, "rope.freq_base_swa": 1e4}
 GEMMA4 |= {"rope.freq_base": 1e9}
-# Metadata beside a Llama's, and the channels of a full layer that rotate.
+# More metadata than a Llama's, and the channels of a full layer that rotate.
 NEW = {
     "qwen35": (HALF, 8),
     "qwen35moe": (HALF, 8),
@@ -70,7 +70,7 @@ def test_yarn_is_the_papers(tmp_path, arch):
 )
 def test_the_pairs_of_gemma_4_that_stand_still_keep_their_divisors(tmp_path, options):
     path, out = made(tmp_path / "m.gguf", "gemma4"), tmp_path / "o.gguf"
-    if "target" in options and "method" in options:  # one that is extended already
+    if "target" in options and "method" in options:  # an already extended model
         ropext.extend(str(path), tmp_path / "one.gguf", factor=4.0, method="llama3")
         path = tmp_path / "one.gguf"
     wanted = ropext.extend(str(path), out, **options).plan.main.wanted
@@ -324,7 +324,7 @@ def test_muse_glimmer_is_told_to_raise_its_length_alone(tmp_path):
 
 
 def test_the_plan_says_how_large_the_copies_are(tmp_path):
-    """Of a sparse file of 1 GiB, whose weights nobody reads."""
+    """The sparse file has 1 GiB, whose weights nobody reads."""
     path = tmp_path / "m.gguf"
     writer = making.gguf.GGUFWriter(path, "llama")
     for key, item in making.LLAMA.items():

@@ -64,7 +64,7 @@ def test_a_vocabulary_of_262_thousand_is_skipped_at_once(tmp_path):
 
 
 def at(path, key):
-    """Where a key's value begins."""
+    """Return the place at which a key's value begins."""
     entry = read_gguf(path).entries[key]
     return entry.start + 8 + len(key) + 4
 
@@ -294,7 +294,7 @@ BAD = {
 
 
 def moved(whole, shift):
-    """A tensor that begins elsewhere."""
+    """Return the file with a tensor that begins elsewhere."""
     place = whole.index(NAME) + len(NAME) + 4 + 8 + 4
     (was,) = struct.unpack("<Q", whole[place : place + 8])
     return whole[:place] + number("Q", was + shift) + whole[place + 8 :]
@@ -312,7 +312,7 @@ def test_a_bad_file_is_one_sentence_and_nothing_is_written(capsys, path, tmp_pat
 
 
 def raw(path, keys, pieces, size=0):
-    """A file of so many keys: each a piece of bytes, or of holes by their length."""
+    """Write a file of so many keys: each a piece of bytes, or a hole by its length."""
     with path.open("wb") as file:
         file.write(b"GGUF" + number("I", 3) + number("Q", 0) + number("Q", keys))
         for piece in pieces:

@@ -30,7 +30,7 @@ NAMES |= {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj"}
 
 @pytest.fixture
 def model(tmp_path):
-    """A directory and the GGUF of the same weights."""
+    """Write a directory and the GGUF of the same weights."""
     data = making.tensors()
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text(json.dumps(CONFIG))
@@ -129,7 +129,7 @@ def test_another_model_is_refused(model, tmp_path):
     [("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"), ("self_attn.q_proj", "attn_q")],
 )
 def test_a_changed_matrix_is_another_model(tmp_path, kind, tensor, named):
-    """Norms may agree where a matrix is another: quantisation alone is let through."""
+    """Norms may agree although a matrix differs: only quantisation is accepted."""
     draw = np.random.default_rng(0)
     shapes = {"mlp.up_proj": (96, 64), "mlp.down_proj": (64, 96), "self_attn.q_proj": (64, 64)}
     shapes |= {"input_layernorm": (64,)}

@@ -36,7 +36,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The bundled model as a GGUF, and as a directory with the tokenizer that the GGUF has."""
+    """Write the bundled model as a GGUF, and as a directory with the GGUF's tokenizer."""
     room = tmp_path_factory.mktemp("models")
     file = making.of_checkpoint(DEMO, room / "demo.gguf")
     shutil.copytree(DEMO, room / "demo")

@@ -31,8 +31,8 @@ CONFIG = {"model_format": "gguf", "renderer": "qwen3-coder", "parser": "qwen3", 
 
 
 def parsed(text):
-    """The commands of a Modelfile, by the state machine of Ollama's parser.go (00dc3af8): a value
-    ends at a line feed where its quotes are closed."""
+    """Return the commands of a Modelfile, by the state machine of Ollama's parser.go (00dc3af8): a
+    value ends at the first line feed after its quotes are closed."""
     commands, state, value, name, role = [], "nil", "", "", ""
 
     def unquoted(words):
@@ -74,7 +74,7 @@ def parsed(text):
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A store of Ollama with one model that has a layer of every kind; returns its blobs."""
+    """Make a store of Ollama with one model that has a layer of every kind; return its blobs."""
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
     blobs = tmp_path / "store/blobs"

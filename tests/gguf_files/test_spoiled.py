@@ -51,7 +51,7 @@ def seeds(tmp_path_factory):
 
 
 def spoiled(random, path, header):
-    """One to three changes of the header, some where they do most harm."""
+    """Make one to three changes of the header, some at the places that do most harm."""
     data = bytearray(path.read_bytes())
     for _ in range(random.randint(1, 3)):
         kind, entry = random.random(), random.choice(list(header.entries.values()))

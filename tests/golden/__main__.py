@@ -1,10 +1,10 @@
-"""Write transcripts anew: `python -m tests.golden [NAME ...]`; read the diff."""
+"""Write transcripts again: `python -m tests.golden [NAME ...]`; read the diff."""
 
 import argparse
 import tempfile
 from pathlib import Path
 
-from tests.support import paths  # noqa: F401  it leads to what follows
+from tests.support import paths  # noqa: F401  it makes the next imports possible
 
 # isort: split
 from golden import transcript
@@ -15,8 +15,8 @@ NAMES = [case.name for case in CASES]
 
 
 def main() -> None:
-    """Run the cases that are named and those that they read from; a line that agrees with the new
-    one within rounding stays as it is."""
+    """Run the named cases and the cases that they read; a line that agrees with the new one within
+    rounding stays."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} [all]")
     names = parser.parse_args().names

@@ -1,8 +1,8 @@
-"""What is recorded, letter by letter: the ten commands that a user sees first.
+"""The recorded commands, letter by letter: the ten that a user sees first.
 
-One folder, one order: later lines use what earlier ones wrote. What other commands and options
-answer is tested by its exit code and its numbers where it belongs, so that a better word touches
-one transcript or two.
+They share one folder and one order: later lines use the output of earlier ones. Other commands and
+options are tested elsewhere by exit code and numbers, so that a better word touches one transcript
+or two.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,10 @@ _READ = "--max-docs 2 --lengths 256,512"
 
 @dataclass(frozen=True)
 class Case:
-    """One command line, and the folder that it writes. A file of it is shown in one transcript
-    alone; others name it."""
+    """One command line, and the folder that it writes.
+
+    Only one transcript prints each of its files; others name it.
+    """
 
     name: str
     line: str
@@ -89,8 +91,8 @@ CASES = (
 
 
 def needed(names: list[str]) -> list[Case]:
-    """The cases of these names and those whose output they read, in their order; all of them where
-    none is named."""
+    """Return the named cases and the cases whose output they read, in their order; all cases if no
+    name is given."""
     by_name = {case.name: case for case in CASES}
     wanted = set()
     for name in names or by_name:
@@ -102,5 +104,5 @@ def needed(names: list[str]) -> list[Case]:
 
 
 def write_inputs(folder: Path) -> None:
-    """The files that the lines name."""
+    """Write the files that the lines name."""
     (folder / "recipe.yaml").write_text(RECIPE, "utf-8")

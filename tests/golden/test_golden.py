@@ -1,7 +1,7 @@
-"""The whole answers of ten commands, letter by letter, as they stand in transcripts/.
+"""The whole answers of ten commands, letter by letter, as recorded in transcripts/.
 
-A change that means to alter one is made with `python -m tests.golden NAME`, and shows in its
-diff what users will see. Numbers are compared within rounding: see `transcript`.
+Make an intended change with `python -m tests.golden NAME`; its diff shows the new screens. Numbers
+are compared within rounding: see `transcript`.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_a_transcript_is_made_from_those_that_it_reads():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """The transcript of every case, as the code gives it now."""
+    """Record the transcript of every case with the present code."""
     folder = tmp_path_factory.mktemp("golden")
     return {case.name: text for case, text in transcript.record(folder)}
 

@@ -22,7 +22,7 @@ class Capped(LlamaForCausalLM):
 
 
 def small(kind=LlamaForCausalLM, dtype=torch.float32, largest=1.0, **changes):
-    """A random model whose largest logit, before any cap, is about `largest`."""
+    """Make a random model whose largest logit, before any cap, is about `largest`."""
     torch.manual_seed(0)
     shape = {
         "vocab_size": 64,

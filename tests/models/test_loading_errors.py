@@ -1,4 +1,4 @@
-"""Whether a model cannot be loaded because of the attention asked for is asked of its class."""
+"""If a model does not load, its class decides whether the requested attention is the reason."""
 
 import pytest
 

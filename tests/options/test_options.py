@@ -1,4 +1,4 @@
-"""What a recipe accepts, what it refuses, and that each refusal names the flag."""
+"""The values that a recipe accepts and refuses; each refusal names the flag."""
 
 import json
 import math
@@ -206,7 +206,7 @@ def test_a_path_for_pair_factors_is_read_when_the_recipe_is_built():
 
 
 class Later(Evaluate):
-    """Options of a later day: of the new ones one says what it decides."""
+    """Options of a later version: one of the new ones names its decision."""
 
     new: int = 1
     place: Content[str] = "here"
@@ -220,7 +220,7 @@ def test_an_option_that_says_nothing_of_itself_decides_the_numbers():
 
 
 def test_an_option_at_its_default_stands_in_no_key():
-    """A folder of before the option was added goes on with it."""
+    """A folder from before the option was added resumes with it."""
     before = Evaluate(data="a.txt", seed=3)
     assert before.deciding(NUMBERS) == {"seed": 3}
     for word in DECISIONS:

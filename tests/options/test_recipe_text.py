@@ -1,4 +1,4 @@
-"""A recipe's text: what is read, and that what is refused is named with its line."""
+"""A recipe's text: its values are read, and a refusal names the line."""
 
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def test_a_word_that_yaml_takes_for_something_else_stays_a_text():
         ("model: " + "[" * 500 + "]" * 500, ["nested deeper"]),
         ("model: " + "{a: " * 500 + "b" + "}" * 500, ["nested deeper"]),
         (b"model: \xff\n", ["my.yaml: not valid YAML"]),
-        # Of two mistakes the unknown key is told, which may be why another is missing.
+        # With two mistakes the message names the unknown key, which may be why another is missing.
         ("modle: a\nextend: {factor: x}\n", ["no key 'modle'"]),
         ("model: a\nextend: {factor: x}\nfinetune: {rank: 0, dta: b}\n", ["no key 'dta'"]),
         ("model: a\nextend: {theta: x}\nfinetune: {}\n", ["extend.theta must be"]),
@@ -153,7 +153,7 @@ def test_places_count_from_the_recipe(tmp_path, monkeypatch):
     kept = ("ropext://demo", "/data/books.jsonl")
     assert places(*kept) == kept
     monkeypatch.setenv("HOME", "/home/me")
-    for folder in (tmp_path / "sub", Path()):  # of a file elsewhere, and of one right here
+    for folder in (tmp_path / "sub", Path()):  # for a file elsewhere, and for one right here
         at_home = ("/home/me/mine", "/home/me/books.jsonl")
         assert places("~/mine", "~/books.jsonl", folder) == at_home
 
@@ -164,7 +164,7 @@ def test_the_environment_is_read_in_places_alone(monkeypatch):
     monkeypatch.delenv("NOWHERE", raising=False)
     found = given("finetune:\n  data: ${BOOKS}/a.jsonl\nrevision: ${REVISION}\n" + REST)
     assert found.finetune.data == "/data/books/a.jsonl"
-    assert found.resolved()["finetune"]["data"] == "${BOOKS}/a.jsonl"  # what is recorded
+    assert found.resolved()["finetune"]["data"] == "${BOOKS}/a.jsonl"  # the recorded value
     assert found.revision == "${REVISION}"
     with pytest.raises(InputError, match="line 2: the environment variable NOWHERE is not set"):
         given("finetune:\n  data: ${NOWHERE}/a.jsonl\n" + REST)

@@ -19,7 +19,7 @@ FOLDER = "measured"
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """A folder with an extended checkpoint, a measurement of it, and a comparison."""
+    """Make a folder with an extended checkpoint, a measurement of it, and a comparison."""
     place = tmp_path_factory.mktemp("opening")
     with DATA["ropext://held-out"].open(encoding="utf-8") as stream:
         texts = [json.loads(next(stream))["text"] for _ in range(2)]

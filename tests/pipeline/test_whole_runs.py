@@ -1,4 +1,4 @@
-"""Whole runs on the bundled model: extended, fine-tuned, evaluated; killed and gone on with."""
+"""Whole runs on the bundled model: extended, fine-tuned, evaluated; killed and resumed."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def finish(folder):
 
 
 def tree(directory):
-    """Every file's bytes; the logs speak of this very call."""
+    """Return every file's bytes, without the logs, which concern this call."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
@@ -47,7 +47,7 @@ def tree(directory):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """A run that nobody disturbed."""
+    """Run without any disturbance."""
     folder = tmp_path_factory.mktemp("straight")
     finish(folder)
     return folder
@@ -178,7 +178,7 @@ def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_p
     check_file(Path("out.run/outcome.json"))
     variants = done.to_json()["evaluation"]["variants"]
     assert list(variants) == ["base", "untouched", "control", "extended", "tuned"]
-    # The same adapter, loaded anew, on the same documents.
+    # The same adapter, loaded again, on the same documents.
     read = json.loads(Path("out/training/numbers.json").read_text(encoding="utf-8"))
     for label in ("base", "control", "tuned"):
         found = variants[label]["metrics"]["tail_nll@512"]["value"]

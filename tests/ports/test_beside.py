@@ -1,4 +1,5 @@
-"""A server beside one of the plain model: on, off, or not known; its noise decides."""
+"""A server is compared with one of the plain model: scaling on, off, or not known; its noise
+decides."""
 
 import json
 import math
@@ -14,19 +15,19 @@ from ropext.endpoint import beside
 
 
 def plain(ids: list[int]) -> list[float]:
-    """Log-probabilities that follow from the prompt alone."""
+    """Return log-probabilities that follow from the prompt alone."""
     draw = random.Random(str(ids))
     weights = [draw.random() + 0.01 for _ in range(64)]
     return [math.log(weight / sum(weights)) for weight in weights]
 
 
 def scaled(ids: list[int]) -> list[float]:
-    """Another model: every candidate is half a nat off."""
+    """Return another model's: every second candidate is half a nat off."""
     return [value - 0.5 * (token % 2) for token, value in enumerate(plain(ids))]
 
 
 def noisy(amount: float):
-    """The plain model on an engine whose numbers vary from call to call."""
+    """Return the plain model on an engine whose numbers vary from call to call."""
     draw = random.Random(5)
     return lambda ids: [value + draw.uniform(-amount, amount) for value in plain(ids)]
 

@@ -1,4 +1,4 @@
-"""One request: what is waited for, and what is never written."""
+"""One request: its waiting times, and the values that it never writes."""
 
 import dataclasses
 import json

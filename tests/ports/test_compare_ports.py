@@ -1,4 +1,4 @@
-"""Servers are compared question by question, and with nobody who was asked something else."""
+"""Servers are compared question by question, and only with models that had the same questions."""
 
 import json
 import math
@@ -19,7 +19,8 @@ ASKED = ("--lengths", "256,512", "--items", "4", "--tasks", "passkey", "--contex
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A server that reads everything, and one that loses the start beyond 300 words."""
+    """Evaluate a server that reads everything, and a server that loses the start beyond 300
+    words."""
     room = tmp_path_factory.mktemp("ports")
 
     def blind(text: str) -> str:
@@ -99,7 +100,7 @@ def test_other_questions_are_refused_with_the_reason(runs, tmp_path, capsys) -> 
 
 
 def test_a_directory_is_paired_by_the_words_of_its_questions(runs, tmp_path, capsys) -> None:
-    """The bundled model is asked in token ids for passkeys: nothing to pair."""
+    """The bundled model gets passkeys in token ids: nothing to pair."""
     ropext.evaluate("ropext://demo", tmp_path / "demo", tasks="passkey", lengths="256", items=1)
     code, told = run("compare", runs / "whole", tmp_path / "demo", capsys=capsys)
     assert code == 2

@@ -1,4 +1,4 @@
-"""How a prompt is counted where the server does not: by a tokenizer, or by what it used."""
+"""How ropext counts a prompt if the server does not: by a tokenizer, or by the server's usage."""
 
 import pytest
 from fake_server import TEMPLATE, Fake, serving, words

@@ -1,4 +1,4 @@
-"""A server is asked by the light installation: neither torch nor transformers is loaded."""
+"""The light installation can ask a server: neither torch nor transformers is loaded."""
 
 import json
 import os

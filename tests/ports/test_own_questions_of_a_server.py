@@ -1,5 +1,5 @@
-"""`eval --endpoint --tasks FILE.jsonl`: a server gets the prompts of the file, and what it answers
-is scored by the file's outputs."""
+"""`eval --endpoint --tasks FILE.jsonl`: a server gets the file's prompts, and the file's outputs
+score its answers."""
 
 import json
 
@@ -40,7 +40,7 @@ def evaluated(capsys, url, *options):
 
 
 def says_to(text):
-    """The fake finds the question in the last words, which the prefix follows."""
+    """Find the question in the last words, which the prefix follows, and answer it."""
     return looked_up(text.removesuffix("\nThe key is"))
 
 

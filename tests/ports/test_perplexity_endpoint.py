@@ -1,5 +1,5 @@
-"""The perplexity of a server that tells the losses of a prompt: numbers equal to those of `eval` of
-the same model on the same texts."""
+"""The perplexity of a server that reports a prompt's losses equals `eval` of the same model on the
+same texts."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Stock = Callable[[tuple[int, ...]], tuple[float, ...]]
 
 @pytest.fixture(scope="module")
 def of_directory(tmp_path_factory) -> Path:
-    """The bundled model's own evaluation."""
+    """Evaluate the bundled model itself."""
     folder = tmp_path_factory.mktemp("perplexity") / "directory"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation, "draw", lambda measured: {})
@@ -39,7 +39,7 @@ def of_directory(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def stock() -> Stock:
-    """The losses of token ids by stock transformers."""
+    """Return the losses of token ids by stock transformers."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -58,8 +58,10 @@ def stock() -> Stock:
 
 @pytest.fixture(scope="module")
 def of_port(stock, tmp_path_factory) -> Path:
-    """The evaluation of a server that tells stock transformers' losses as vLLM does, beside a plain
-    one: float32 in JSON is exact."""
+    """Evaluate a server that reports stock transformers' losses as vLLM does, and a plain one.
+
+    float32 in JSON is exact.
+    """
     folder = tmp_path_factory.mktemp("perplexity") / "port"
     with (
         serving(Fake(limit=4096, losses=stock)) as url,

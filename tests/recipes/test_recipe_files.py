@@ -1,5 +1,7 @@
-"""Every recipe that comes with ropext: its header, its plan on the model's own config, its command;
-those that fit a small machine run for real."""
+"""Every bundled recipe: its header, its plan on the model's own config, its command.
+
+The recipes that fit a small machine run for real.
+"""
 
 import json
 import re
@@ -90,7 +92,7 @@ def test_a_recipes_command_parses(path):
 
 
 def _commands(text):
-    """Each `ropext …` or `-m ropext …` of a header, without redirection."""
+    """Yield each `ropext …` or `-m ropext …` of a header, without redirection."""
     text = re.sub(r"\"\$\(.*?\)\"", "CONFIG", text)
     for part in re.split(r"&&|then, on one machine:", text):
         found = re.search(r"(?:-m )?\bropext (.*)", part)
@@ -137,7 +139,7 @@ def test_the_smoke_test_runs_and_a_second_run_does_nothing(tmp_path, monkeypatch
 
 
 def written(folder):
-    """When each file was written, but for those that speak of this very call."""
+    """Return when each file was written, without the files that concern this call."""
     of_the_call = ("log.txt", "used.log", "run.json", "recipe.yaml")
     files = [path for path in folder.rglob("*") if path.name not in of_the_call]
     return {path: path.stat().st_mtime_ns for path in files if path.is_file()}

@@ -1,4 +1,4 @@
-"""The commands that the campaign runs, on a tiny checkpoint, each with what it reads and writes."""
+"""The commands that the campaign runs, on a tiny checkpoint, each with its inputs and outputs."""
 
 import json
 from dataclasses import dataclass
@@ -18,13 +18,16 @@ SMALL_FIT = (
 
 @dataclass(frozen=True)
 class Command:
-    """One command line. It runs in a fresh folder, where `out` is its output: records keep the
-    words of the command, so they must not differ between runs."""
+    """One command line.
+
+    It runs in a fresh folder, with `out` as its output: records keep the words of the command, so
+    they must not differ between runs.
+    """
 
     name: str
     words: tuple[str, ...]
     proved: bool = False  # the proof in a process of its own, as users have it
-    beside: tuple[str, ...] = ()  # what it leaves beside its output
+    beside: tuple[str, ...] = ()  # its files next to its output
     old: bool = False  # `out` holds another checkpoint before it
     output: str = "out"
 
@@ -33,7 +36,7 @@ class Command:
 
 
 def prepare(folder: Path) -> Path:
-    """The input: a base, its extension, and documents. Written once, hashed by the campaign."""
+    """Write the inputs once, for the campaign to hash: a base, its extension, and documents."""
     from gguf_files import making
     from tiny_checkpoints import write_checkpoint, write_documents
 
@@ -57,7 +60,7 @@ def prepare(folder: Path) -> Path:
 
 
 def commands(inputs: Path) -> dict[str, Command]:
-    """By name; the names are the rows of the campaign's table."""
+    """Return the commands by name; the names are the rows of the campaign's table."""
     base, ext = str(inputs / "base"), str(inputs / "ext")
     extend = ("extend", base, "--method", "yarn", "--factor", "2", "-o", "out", "--quiet")
     fine = ("finetune", ext, "--data", str(inputs / "train.jsonl"), "-o", "out", "--quiet")

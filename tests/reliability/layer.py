@@ -32,10 +32,10 @@ class Wish:
 
     step: int
     how: str | int
-    share: float = 0.5  # of a write, in its middle
+    share: float = 0.5  # the share of a write that is done when it is cut
 
     def part(self, size: int) -> int:
-        """Of so many bytes or letters, those that reach the file."""
+        """Return how many of so many bytes or letters reach the file."""
         return max(int(size * self.share), 1)
 
 
@@ -54,7 +54,7 @@ class Shared:
         HEAD.pack_into(self.memory, 0, count, 1)
 
     def read(self) -> tuple[list[str], bool]:
-        """(kinds of the steps done, whether a write was going on)"""
+        """Return (kinds of the finished steps, whether a write was in progress)."""
         count, writing = HEAD.unpack_from(self.memory, 0)
         return [KINDS[k] for k in self.memory[HEAD.size : HEAD.size + count]], bool(writing)
 
@@ -78,7 +78,8 @@ class Layer:
         half: Callable[[Part], Any] | None = None,
         failure: Callable[[int], Exception] | None = None,
     ) -> Any:
-        """One call; calls that it makes itself (shutil over os) count by themselves."""
+        """Do one call and count it; calls that it makes itself (shutil over os) count by
+        themselves."""
         if self.inside or not self._ours(path):
             return do()
         here = self.wish is not None and self.wish.step == self.count
@@ -263,7 +264,7 @@ def arm(room: Path, shared: Shared, wish: Wish | None) -> None:
     layer = Layer(room, shared, wish)
     _wrap_os(layer)
     _wrap_open(layer)
-    if "torch" in sys.modules:  # which the parent imports where a call will need it
+    if "torch" in sys.modules:  # the parent imports it for calls that will need it
         _wrap_foreign(layer)
 
 

@@ -1,8 +1,8 @@
-"""What the suite runs of the campaigns: `python -m tests.reliability.short FOLDER`.
+"""The suite's share of the campaigns: `python -m tests.reliability.short FOLDER`.
 
-One interpreter imports what the commands need, which takes longer than a short campaign, and each
-campaign runs in a fork of it: two on the code as it is, and one on each fault, which must be seen.
-What a campaign says lies in FOLDER/NAME.txt, its exit code before it.
+One interpreter imports all modules of the commands, which takes longer than a short campaign, and
+each campaign runs in a fork of it. Two run on the unchanged code, and one on each fault, which must
+be seen. A campaign's output is in FOLDER/NAME.txt, with its exit code in front.
 """
 
 import os
@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import paths  # noqa: F401  it leads to what follows
+from tests.support import paths  # noqa: F401  it makes the next imports possible
 
 # isort: split
 from reliability.__main__ import conduct, parse, ready
@@ -23,7 +23,7 @@ from ropext.files.checkpoint import staging, writing
 
 
 def nothing() -> None:
-    """The code as it is."""
+    """Leave the code unchanged."""
 
 
 def named_before_it_is_written() -> None:
@@ -55,7 +55,7 @@ def compared_as_text() -> None:
 
 @dataclass(frozen=True)
 class Short:
-    """A campaign's words, and what is broken before it begins."""
+    """A campaign's words, and the fault that is made before it begins."""
 
     words: str
     fault: Callable[[], None] = nothing
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run(short: Short, folder: Path, said: Path) -> None:
-    """One campaign in this process; it never returns."""
+    """Run one campaign in this process; never return."""
     folder.mkdir()
     with open(said.with_suffix(".part"), "w", encoding="utf-8") as file:
         sys.stdout = file

@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """The exit code and what each campaign says, by its name."""
+    """Return each campaign's exit code and output, by its name."""
     folder = tmp_path_factory.mktemp("said")
     done = subprocess.run(
         [sys.executable, "-m", "tests.reliability.short", str(folder)],
@@ -36,7 +36,7 @@ def said(tmp_path_factory):
 
 
 def kept(text, capsys):
-    """What a campaign on the code as it is says."""
+    """Print a campaign's output on the unchanged code, check it, and return it."""
     with capsys.disabled():
         print("\n" + text)
     assert text.startswith("0\n"), text

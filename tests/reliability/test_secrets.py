@@ -19,7 +19,7 @@ ADDRESS = f"https://user:{PASSWORD}@127.0.0.1:9/model"
 
 
 def drive(folder, lines, **own):
-    """The exit code of each command line, in a folder that is their home too."""
+    """Return the exit code of each command line, in a folder that is their home too."""
     home = folder / "home"
     (home / "hub").mkdir(parents=True, exist_ok=True)
     own |= {"HOME": str(home), "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "NO_PROXY": "*"}

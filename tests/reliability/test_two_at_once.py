@@ -49,7 +49,7 @@ def test_the_second_is_told_who_holds_the_output(inputs, tmp_path, command, name
     with locked(real, real):
         with pytest.raises(OutputLocked) as refused:
             command(inputs, tmp_path / "out")
-        # Of the lock alone there is anything.
+        # Only the lock exists.
         assert [path.name for path in tmp_path.iterdir()] == [f".{name}.ropext-lock"]
     assert f"process {os.getpid()} on {socket.gethostname()}" in str(refused.value)
     command(inputs, tmp_path / "out")  # and as soon as it is let go, it runs

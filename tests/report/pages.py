@@ -1,4 +1,4 @@
-"""A report as a browser takes it apart, and what has to hold for it."""
+"""A report's elements as a browser sees them, and the rules for them."""
 
 import base64
 import hashlib
@@ -34,7 +34,8 @@ class Elements(HTMLParser):
 
 
 def check(html):
-    """No markup but our own, nothing fetched, and the policy before anything that it holds for."""
+    """Check that no markup is foreign, nothing is fetched, and the policy comes before its
+    subjects."""
     found = Elements(html)
     assert {tag for tag, _ in found.tags} <= TAGS
     for _, attrs in found.tags:
@@ -49,7 +50,7 @@ def check(html):
 
 
 def check_policy(html, found):
-    """This style sheet and inline pictures alone."""
+    """Check that the policy allows only this style sheet and inline pictures."""
     (policy,) = [
         attrs["content"]
         for tag, attrs in found.tags

@@ -1,4 +1,4 @@
-"""What `inspect` prints of an embedding in which some pairs stand still."""
+"""The screen of `inspect` for an embedding in which some pairs do not rotate."""
 
 import json
 

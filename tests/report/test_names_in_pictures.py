@@ -36,7 +36,7 @@ def test_a_name_is_shown_letter_by_letter():
 
 
 def drawn(zero, **lines):
-    """The axes of some lines over four places."""
+    """Draw some lines over four places and return their axes."""
     curves = [
         Curve(name, (32.0, 128.0, 512.0, 2048.0), tuple(Value(v, None, None, 1) for v in values))
         for name, values in lines.items()

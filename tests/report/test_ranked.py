@@ -1,4 +1,4 @@
-"""What is said of a ranking, and the command that follows from it."""
+"""The sentences about a ranking, and the command that follows from it."""
 
 import shlex
 

@@ -64,7 +64,8 @@ def test_lines_are_those_of_the_programs_that_were_named():
     assert "\n  llama.cpp " in shown
     assert "vllm serve" not in shown
     assert "AutoModelForCausalLM" not in shown
-    assert "wrong in     exllamav2" in shown  # who reads it otherwise is said all the same
+    # the screen still names an engine that reads it otherwise
+    assert "wrong in     exllamav2" in shown
 
 
 def test_warnings_of_one_kind_stand_together_and_those_without_room_are_named():

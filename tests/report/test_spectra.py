@@ -1,4 +1,4 @@
-"""The picture of the spectra: its numbers against plain arithmetic, and what is drawn where."""
+"""The picture of the spectra: its numbers against plain arithmetic, and its curves and marks."""
 
 import io
 import math
@@ -30,7 +30,7 @@ NAMED = {name: scaled(ROPE, name, TARGET) for name in ("pi", "ntk", "yarn")}
 
 @pytest.fixture
 def axis(monkeypatch):
-    """The one panel of the picture, as it was drawn."""
+    """Return the one panel of the picture, as it was drawn."""
     drawn, finished = [], plots.finished
     monkeypatch.setattr(plots, "finished", lambda own: drawn.append(own) or finished(own))
     plots.plot(ROPE, NAMED, TARGET, "a model")

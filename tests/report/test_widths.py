@@ -1,5 +1,7 @@
-"""No line of a plan or of a recorded answer is longer than 120 characters; a folded command is the
-one that was folded."""
+"""No line of a plan or of a recorded answer is longer than 120 characters.
+
+A folded command is still the same command.
+"""
 
 import ast
 import json
@@ -30,7 +32,7 @@ LONGEST = 120
 
 
 def too_long(shown):
-    """But for a word that a shell must take whole."""
+    """Return the lines that are too long, except for a word that a shell must take whole."""
     lines = [line for line in shown.splitlines() if len(line) > LONGEST]
     return [line for line in lines if len(line.removesuffix(" \\").split()) > 1]
 
@@ -64,7 +66,7 @@ def test_a_plan_of_a_file(tmp_path, monkeypatch, arch):
 
 
 def words_of(command):
-    """A command's words, as a shell has them."""
+    """Return a command's words, as a shell has them."""
     line = f"printf '%s\\0' {command}"
     return subprocess.run(
         ["sh", "-c", line], capture_output=True, check=True, text=True

@@ -22,7 +22,7 @@ FIRST = metrics.Metric(
 
 
 def model(label, loss):
-    """A model that loses so many nats on every token of ten documents."""
+    """Make a model that loses so many nats on every token of ten documents."""
     rows = [np.full(64, loss + k / 10, np.float32) for k in range(10)]
     reading = Reading(label, {64: rows})
     values = metrics.text_values(metrics.ReadText(FRAME, reading))

@@ -1,4 +1,4 @@
-"""Gates: the grammar, which end of the interval is looked at, and what has no interval."""
+"""Gates: the grammar, the end of the interval that counts, and values without an interval."""
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_a_gate_that_only_an_interval_fails_says_how_many_documents_would_decide
     values = {"gain@512": Value(0.02, 0.02, (-0.02, 0.06), 16)}
     outcome = check_gate(parse_gate("gain@512 < 0"), "m", values)
     assert not outcome.passed
-    # The end lies twice as far from the value as the limit, and falls with the root of the number.
+    # The end is twice as far from the value as the limit, and falls with the root of the number.
     assert outcome.reason.endswith(
         "fails at < 0; the value itself, 0.02, does not: about 64 documents would decide, "
         "instead of 16"
@@ -142,7 +142,7 @@ def test_a_number_that_is_not_finite_fails():
 
 @pytest.mark.parametrize("gate", ["tail@64 > 9", "short_tax > 0", "effective_context < 64"])
 def test_a_gate_that_no_interval_can_answer_is_refused_before_anything_is_read(gate):
-    """Of a point, of questions and of eight documents there is something to look at."""
+    """A point, questions and eight documents do have an interval or a value."""
 
     def check(text, count):
         options = Evaluate(data="x.jsonl", tasks=("passkey",), max_docs=count)

@@ -1,4 +1,4 @@
-"""Ranking: who is first, who cannot be told from it, and what is taken then."""
+"""Ranking: the first, the models that tie with it, and the choice among them."""
 
 import json
 import math
@@ -17,7 +17,8 @@ FRAME = EvaluationSettings(context=8, lengths=(32,), tail=2, bootstrap=Bootstrap
 
 
 def reading(label, tails):
-    """One document per number; it is the NLL of both tail tokens, all other tokens cost 1."""
+    """Return a reading with one document per number: the NLL of both tail tokens; all other tokens
+    cost 1."""
     arrays = []
     for nll in tails:
         array = np.ones(32, np.float32)
@@ -104,7 +105,7 @@ def test_a_lead_that_one_comparison_makes_sure_may_not_be_sure_among_many():
     assert (among.standing.tied, among.taken) == (
         ("low",),
         "low",
-    )  # what is used is a choice, no claim
+    )  # a choice, no claim
     assert among.standing.leads["next"] < 0 < among.standing.behind["next"].ci95[0]
 
 

@@ -309,8 +309,9 @@ def test_questions_over_one_haystack_are_one_unit():
     values = retrieval_values([*shared, *apart], 64, Bootstrap())
     one, other = values["mkey@64"], values["passkey@64"]
     assert (one.value, one.n, other.value, other.n) == (0.6, 50, 0.6, 50)
-    # Spread 10/9 * (6 * 2^2 + 4 * 3^2) / 2500, of independent ones .24 / 50: 50/9 times as much, as
-    # 20 answers of the fewer kind tell, beside one assumed; Student's t with nine degrees.
+    # Spread 10/9 * (6 * 2^2 + 4 * 3^2) / 2500, of independent answers .24 / 50: 50/9 times as much.
+    # 20 answers of the rarer kind weigh this, and one assumed answer the prior; Student's t with
+    # nine degrees.
     effect = (20 * 50 / 9 + 3.8) / 21
     worth = 50 / (1 + (2.262157 / 1.959964) ** 2 * (effect - 1))
     assert one.ci95 == pytest.approx(wilson(6, 10, worth).ci95, rel=1e-4)

@@ -1,6 +1,6 @@
 """results.json keeps its keys and every digit through a `Measurement`.
 
-The files in `recorded` were written before `Measurement` had types for what they hold.
+The files in `recorded` were written before the fields of `Measurement` had types.
 """
 
 import json
@@ -19,7 +19,7 @@ from ropext.results.rundir import _measurement
 from ropext.results.values import Bootstrap, Value
 
 RECORDED = Path(__file__).with_name("recorded")
-# Written only where an option or the kind of the model asks for it.
+# Written only if an option or the kind of the model needs it.
 RARE = {
     "mask_stride": {"mask_stride": 8},
     "lm_eval": {"lm_eval": {"yarn-4x": {"task": {"acc,none": 0.5, "alias": "task"}}}},
@@ -27,7 +27,8 @@ RARE = {
 
 
 def in_order(path):
-    """The text of a JSON file, each object in the order of its keys: nothing is 1 and 1.0 there."""
+    """Return the text of a JSON file, each object in the order of its keys: only so 1 and 1.0
+    differ."""
     return json.dumps(json.loads(path.read_text("utf-8")), sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Who leads in a choice, who ties, and what is said in the end, on readings worked by hand."""
+"""The leader of a choice, the ties, and the final sentence, on readings computed by hand."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ FRAME = EvaluationSettings(8, (16,), 4, Bootstrap(0))
 
 
 def reading(label, *losses):
-    """One document for each loss, all its tokens alike."""
+    """Return a reading with one document for each loss, all its tokens alike."""
     return Reading(label, {16: [np.full(16, loss, np.float32) for loss in losses]})
 
 
@@ -81,7 +81,7 @@ LEAVE = "leave this model as it is: without scaling it is as good at 4k"
         ),
         # The margin is farther from it than zero: 8 * (0.0199 / 0.008)^2 = 49.5.
         ("yarn", 0.002, [-0.018, 0.0219], "about 50 documents would decide); extended by yarn"),
-        # Of a skewed interval the end that has to come nearer counts: 8 * (0.018 / 0.008)^2 = 40.5.
+        # A skewed interval counts by the end that has to come nearer: 8 * (0.018 / 0.008)^2 = 40.5.
         ("yarn", 0.008, [-0.01, 0.05], "about 41 documents would decide); extended by yarn"),
         ("yarn", -0.02, [-0.05, 0.01], "about 9 documents would decide)"),
         ("yarn", 0.001, [-0.005, 0.0099], "as well, within 0.01 nats per token; ropext wrote"),

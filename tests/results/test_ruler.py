@@ -1,4 +1,4 @@
-"""RULER's mean and its interval, what is not measurable, and what gates make of it."""
+"""RULER's mean and its interval, unmeasurable tasks, and gates on them."""
 
 import math
 from dataclasses import replace
@@ -113,7 +113,7 @@ def test_what_no_model_can_do_in_its_window_is_not_measurable():
     # One model that can do it shows that the other lost it.
     able = answers({4096: 0.2}, ["vt"])
     assert not_measurable({"m": unable, "untouched": able}, CONTEXT) == {}
-    # No length inside the window was asked: zeros beyond it tell nothing, other scores do.
+    # No length inside the window was measured: zeros beyond it tell nothing, other scores do.
     (said,) = not_measurable({"m": answers({8192: 0.0, 16384: 0.0}, ["vt"])}, CONTEXT).values()
     assert "no length inside the trained context of 4096 tokens was asked" in said
     assert not_measurable({"m": answers({8192: 0.0, 16384: 0.4}, ["vt"])}, CONTEXT) == {}
@@ -148,7 +148,7 @@ def test_a_comparison_is_over_the_same_questions():
 
 @pytest.mark.parametrize("task", sorted({*THIRTEEN, "passkey"}))
 def test_a_score_that_counts_parts_is_not_called_exact(task):
-    """In the default table, in a comparison, and in a card, where every task arrives."""
+    """This holds in the default table, in a comparison, and in a card, which shows every task."""
     items = [replace(own, task=task) for own in answers({4096: 0.5}, ["vt"])]
     values = retrieval_values(items, CONTEXT, Bootstrap())
     (figure,) = _of_metrics(values, "DATA", None, None)

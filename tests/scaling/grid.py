@@ -39,7 +39,7 @@ class Case:
         return self.knobs
 
     def _factors(self, dim: int) -> list[float]:
-        """Rising, as searched ones are, but for one pair that is not."""
+        """Return factors that rise, as searched ones do, except for one pair."""
         pairs = dim // 2
         return [1.0 + 7.3 * i / pairs - (0.4 if i == 2 else 0.0) for i in range(pairs)]
 
@@ -95,7 +95,8 @@ def case_id(case: Case) -> str:
 
 
 def points(case: Case) -> Iterator[tuple[int, float, int, int]]:
-    """(dim, theta, context, target); theta does not enter a single pair, so ntk refuses dim 2."""
+    """Yield (dim, theta, context, target); theta does not enter a single pair, so ntk refuses dim
+    2."""
     for dim in DIMS:
         if dim == 2 and case.method in ("ntk", "dynamic", "abf"):
             continue

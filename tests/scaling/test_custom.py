@@ -54,7 +54,7 @@ def kept(rope, factor):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, with the page's mine.py and one of mistakes."""
+    """Make a folder to work in, with the page's mine.py and a module of mistakes."""
     page = PAGE.read_text("utf-8")
     [first, *_] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "mine.py").write_text(first, "utf-8")
@@ -156,7 +156,7 @@ class Sharing:
 
 
 def several(kind):
-    """Three functions that only what is bound to them tells apart, by 1, 2 and 4."""
+    """Return three functions that differ only in a bound value: 1, 2 and 4."""
     shares = (1.0, 2.0, 4.0)
     if kind == "partials":
         return [partial(times, share) for share in shares]

@@ -49,12 +49,12 @@ def test_methods_page_explains_every_method_and_knob() -> None:
 
 
 def block(text: str, language: str) -> str:
-    """The last code block of a language."""
+    """Return the last code block of a language."""
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)[-1]
 
 
 def apply(diff: str, text: str) -> str:
-    """Each removed line, and the added ones that follow it, in its place."""
+    """Replace each removed line by the added ones that follow it."""
     hunks = re.findall(r"^-(.*)\n((?:\+.*\n)+)", diff, flags=re.MULTILINE)
     assert hunks
     for old, added in hunks:

@@ -47,7 +47,7 @@ def knobs_of(rope: Rope, method: str) -> Any:
 
 
 def scaled_by(rope: Rope, factors: tuple[float, ...], context: int) -> Rope:
-    """The rope after an extension, as its config would be read."""
+    """Return the rope after an extension, as its config would be read."""
     return Rope(rope.dim, rope.theta, context, original_context=rope.context, pair_factors=factors)
 
 
@@ -182,7 +182,8 @@ def test_longrope_carries_any_spectrum(rope: Rope, s: int, data: st.DataObject) 
 @law
 @given(rope=ropes, s=factors, t=factors)
 def test_composition_is_sequential(first: str, second: str, rope: Rope, s: int, t: int) -> None:
-    """A model that was extended, written, and read again is extended from what it computes now."""
+    """A model that was extended, written, and read again is extended from its present
+    frequencies."""
     assume(rope.dim > 2)
     middle, end = s * rope.context, s * t * rope.context
     asked = scaling.scale(rope, first, middle, knobs_of(rope, first), None)
@@ -274,7 +275,8 @@ pair_factor = st.one_of(st.floats(0.1, 100), st.just(1.0), st.just(math.inf))
 
 @st.composite
 def odd_ropes(draw: st.DrawFn) -> Rope:
-    """What a config may hold at its worst: noisy pair factors, standing pairs, tiny contexts."""
+    """Draw the worst ropes that a config may hold: noisy pair factors, standing pairs, tiny
+    contexts."""
     dim = draw(dims)
     some = st.lists(pair_factor, min_size=dim // 2, max_size=dim // 2).map(tuple)
     return Rope(

@@ -1,6 +1,6 @@
-"""Values worked out by hand from the papers' equations, at dims small enough to follow.
+"""Values computed by hand from the papers' equations, at dims small enough to follow.
 
-Numbers with many digits were computed with 30-digit arithmetic from the equation beside them.
+Numbers with many digits were computed with 30-digit arithmetic from the equation in the docstring.
 """
 
 import json
@@ -84,9 +84,9 @@ def test_by_parts_below_one_turn() -> None:
 def test_llama3_as_released() -> None:
     """Llama 3.1 8B: dim 128, theta 5e5, L 8192, s 8, low 1, high 4.
 
-    Pairs up to 28 turn more than 4 times in 8192 tokens (pair 28: 4.187) and stay; from 35 on less
-    than once (0.9967) and are divided by 8; pair 31 turns 2.26345299 times, so
-    smooth = 1.26345299/3 = 0.421150997408 and 0.00173604670218 becomes 0.000856751412920.
+    Pairs up to 28 turn more than 4 times in 8192 tokens (pair 28: 4.187) and stay. Pairs from 35 on
+    turn less than once (0.9967) and are divided by 8. Pair 31 turns 2.26345299 times, so smooth =
+    1.26345299/3 = 0.421150997408. So 0.00173604670218 becomes 0.000856751412920.
     """
     got = spectrum(Rope(128, 5e5, 8192), "llama3", 65_536).inv_freq
     pairs = (28, 29, 31, 34, 35)
@@ -124,11 +124,13 @@ def test_yarn_without_truncation() -> None:
 
 
 def test_yarn_ramp_may_end_beyond_the_last_pair() -> None:
-    """Clamped to dim - 1, not dim/2 - 1: dim 8, b 10, L 6283, s 4.
+    """The ramp's end is clamped to dim - 1, not dim/2 - 1: dim 8, b 10, L 6283, s 4.
 
-    dim(32) = 4 ln(31.25)/ln 10 = 5.98, floor 5; dim(1) = 4 ln(1000)/ln 10 = 12, clamped to 7: no
-    pair of 0..3 is touched. With L 628: dim(32) = 1.98, floor 1; dim(1) = 8 -> 7: the ramp over
-    pairs 1, 2, 3 is 0, 1/6, 2/6; the divisors are 1, 1/(1/24 + 5/6) = 8/7, 1/(1/12 + 2/3) = 4/3.
+    Here dim(32) = 4 ln(31.25)/ln 10 = 5.98, floor 5. And dim(1) = 4 ln(1000)/ln 10 = 12, clamped to
+    7: no pair of 0..3 is touched.
+
+    With L 628: dim(32) = 1.98, floor 1; dim(1) = 8 -> 7. The ramp over pairs 1, 2, 3 is 0, 1/6,
+    2/6. The divisors are 1, 1/(1/24 + 5/6) = 8/7, 1/(1/12 + 2/3) = 4/3.
     """
     untouched = spectrum(Rope(8, 10.0, 6283), "yarn", 25_132)
     assert_close(untouched.inv_freq, [10 ** (-i / 4) for i in range(4)], BOUND, "ramp beyond")
@@ -141,7 +143,7 @@ def test_yarn_ramp_may_end_beyond_the_last_pair() -> None:
 def test_yarn_llama2() -> None:
     """Llama-2, dim 128, L 4096: ramp from 20 (20.94) to 46 (45.03), s 16: temperature 1.2773.
 
-    Pair 33 stands in its middle: 0.00865964323360 * (1/32 + 1/2) = 0.00460043546785.
+    Pair 33 is in its middle: 0.00865964323360 * (1/32 + 1/2) = 0.00460043546785.
     """
     rope = Rope(128, 1e4, 4096)
     got = spectrum(rope, "yarn", 65_536)
@@ -215,10 +217,10 @@ def test_composition_on_an_interpolated_model() -> None:
 
 
 def test_composition_on_llama3() -> None:
-    """Llama 3.1, which reads 131072 tokens through its own factor of 8, to twice that by by-parts.
+    """Llama 3.1, which reads 131072 tokens through its own factor of 8, is doubled by by-parts.
 
-    The ramp sees what the model computes now. Pair 35: 0.0000955621235396 after the release's 8,
-    131072 * 0.0000955621235396 / (2 pi) = 1.99349821 turns, gamma = 0.99349821/31.
+    The ramp sees the model's present frequencies. Pair 35 is 0.0000955621235396 after the release's
+    8, and turns 131072 * 0.0000955621235396 / (2 pi) = 1.99349821 times. So gamma = 0.99349821/31.
     """
     release = forms.read_pair_factors(
         {

@@ -69,12 +69,13 @@ def tiny(model_type):
 
 
 def beginnings(line):
-    """Where a list of codes by distance changes."""
+    """Return the places at which a list of codes by distance changes."""
     return [0] + [d for d in range(1, len(line)) if bool((line[d] != line[d - 1]).any())]
 
 
 def told_by_stock(model):
-    """What stock's own functions tell of each distance up to one beyond the key, by module."""
+    """Return the codes of stock's own functions for each distance up to one beyond the key, by
+    module."""
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
     kind = model.config.model_type
@@ -114,7 +115,7 @@ def told_by_stock(model):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """(base, extension) of a type, made once."""
+    """Make (base, extension) of a type once."""
     root, done = tmp_path_factory.mktemp("distances"), {}
 
     def of(model_type):
@@ -171,7 +172,7 @@ def test_buckets_worked_by_hand():
     t5 = schemes.read_positions({"model_type": "t5"})
     # 32 buckets, half for each side: 8 exact, then 8 of a factor 16**(1/8), the root of 2.
     assert starts(t5)[8:] == [8, 12, 16, 23, 32, 46, 64, 91]
-    # To 512 the factor is 64**(1/8) = 2**(3/4); to 2,048 it is 2, where borders are whole numbers.
+    # To 512 the factor is 64**(1/8) = 2**(3/4); to 2,048 it is 2, and borders are whole numbers.
     assert starts(replace(t5, context=512))[8:] == [8, 14, 23, 39, 64, 108, 182, 305]
     assert starts(replace(t5, context=2048))[8:] == [8, 16, 32, 64, 128, 256, 512, 1024]
     assert starts(t5, causal=True)[-1] == math.ceil(16 * 8 ** (15 / 16)) == 113

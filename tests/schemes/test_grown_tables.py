@@ -29,7 +29,8 @@ TABLE = "roberta.embeddings.position_embeddings.weight"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A tiny RoBERTa in two shards, with what sentence-transformers and exporters put beside it."""
+    """Write a tiny RoBERTa in two shards, with the further files of sentence-transformers and
+    exporters."""
     from transformers import RobertaConfig, RobertaForMaskedLM
 
     torch.manual_seed(0)
@@ -247,8 +248,8 @@ def test_an_encoder_is_pushed_with_what_was_done_to_it(grown):
 
 
 def test_stored_sinusoids_are_rows_like_others(tmp_path):
-    """Stock takes them from the checkpoint, and makes none anew; between two rows the sinusoid of
-    the position between them is met but for the curve: d²/8 of the fastest, one radian a step."""
+    """Stock takes them from the checkpoint, and computes none. Between two rows the sinusoid of the
+    position between them is met except for the curve: d²/8 of the fastest, one radian a step."""
     from transformers import AutoModelForMaskedLM, DistilBertConfig, DistilBertForMaskedLM
 
     keys = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "vocab_size": 99}

@@ -43,7 +43,7 @@ READ = {  # keys of a tiny config, and the length key at which it reads 32 token
         32,
     ),
     "roberta": (NARROW, "max_position_embeddings", 34),
-    # Its rows begin at 2 in the code, wherever its padding stands.
+    # Its rows begin at 2 in the code, whatever its padding's id.
     "mpnet": (NARROW | {"pad_token_id": 3}, "max_position_embeddings", 34),
     "lilt": (NARROW | {"hidden_size": 24, "num_attention_heads": 1}, "max_position_embeddings", 33),
     "nystromformer": (NARROW, "max_position_embeddings", 32),

@@ -50,7 +50,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def loaded(directory):
-    """The model by each of two methods, as `serve` holds it."""
+    """Load the model by each of two methods, as `serve` does."""
     pytest.importorskip("uvicorn")
     from ropext.serving.served import ServeOptions, load
 
@@ -85,7 +85,7 @@ class Client:
         return self.ask(path, method="GET", **how)
 
     def events(self, path, body):
-        """The events of a streamed answer; the last one must be [DONE]."""
+        """Return the events of a streamed answer; the last one must be [DONE]."""
         connection, answer = self.open(path, body | {"stream": True})
         lines = answer.read().decode().split("\n\n")
         connection.close()
@@ -93,7 +93,7 @@ class Client:
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
     def wait_for(self, *words):
-        """The first line of the log that has the words, as soon as it is there."""
+        """Return the first line of the log that has the words, as soon as it appears."""
         for _ in range(600):
             for line in list(self.lines):
                 if all(word in line for word in words):

@@ -1,5 +1,5 @@
-"""The page to talk to the model: what it may load, when it asks for the key, and what a browser
-makes of it."""
+"""The page for chatting with the model: its requests, its question for the key, and its look in a
+browser."""
 
 import re
 from base64 import b64encode
@@ -102,7 +102,7 @@ def url_of(client):
 
 
 def is_idle(count):
-    """True if the page has so many answers and writes none."""
+    """Return the script that is true if the page has so many answers and writes none."""
     return (
         f"document.querySelectorAll('.answer').length === {count}"
         " && !document.getElementById('send').hidden"
@@ -114,7 +114,7 @@ ANSWERS = "[...document.querySelectorAll('.answer')].map((block) => block.textCo
 
 @pytest.mark.slow
 def test_a_browser_holds_a_conversation(client, tab):
-    """Its answers are those that another client gets to the same messages."""
+    """Its answers equal those for another client with the same messages."""
     tab.open(url_of(client))
     tab.wait_for("!document.getElementById('ask').hidden")
     assert tab.text("name") == "tiny"
@@ -214,7 +214,7 @@ HTML = "<img src=x onerror=\"document.title='hit'\"><script>document.title='hit'
 
 @pytest.fixture
 def writing_html(directory, tmp_path):
-    """A model that answers with nothing but HTML, which is one token of it."""
+    """Serve a model that answers with nothing but HTML, which is one token of it."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.add_tokens([HTML])

@@ -11,7 +11,7 @@ from serving.conftest import Client
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Questions that are asked while the command is open, and their answers."""
+    """Ask questions while the command is open, and return their answers."""
     pytest.importorskip("uvicorn")
     from ropext.serving import app
 
@@ -101,7 +101,8 @@ def test_what_cannot_be_served_is_refused_before_a_port_is_open(directory, asked
 
 
 def test_help_promises_no_method_that_is_recommended(capsys):
-    """`extend` takes what `plan` recommends; `serve` extends nothing unless it is told how."""
+    """`extend` takes the method that `plan` recommends; `serve` extends nothing without a
+    method."""
     for command, default in (
         ("extend", "[what plan recommends]"),
         ("serve", "[the model is served as it is]"),

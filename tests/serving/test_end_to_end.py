@@ -1,4 +1,4 @@
-"""`eval --endpoint` of `serve --method self-extend` beside `eval --method self-extend`."""
+"""`eval --endpoint` of `serve --method self-extend` equals `eval --method self-extend`."""
 
 import json
 import re
@@ -47,14 +47,14 @@ def test_the_port_gives_the_answers_of_eval_on_the_same_items(tmp_path, capsys):
     assert len(answers[0]) == 2
     assert answers[0] == answers[1]
     assert any(row["score"] == 1 for row in by_port if row["task"] == "mkey")
-    # Questions over one text are read on from what they share.
+    # Questions over one text reuse their common beginning.
     kept = [int(line.split(": ")[1].split()[0]) for line in client.lines if "kept" in line]
     assert max(kept) > 300
 
 
 @pytest.mark.slow
 def test_a_port_that_serves_another_method_is_another_model(tmp_path, capsys):
-    """Its address, name and limit are those of before; a restart alone changes nothing."""
+    """Its address, name and limit are unchanged; a restart alone changes nothing."""
     pytest.importorskip("uvicorn")
     from ropext.serving.served import ServeOptions, load
 

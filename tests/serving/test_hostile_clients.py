@@ -1,4 +1,4 @@
-"""Hostile clients and models: what is refused and bounded, and that the next one is answered."""
+"""Hostile clients and models are refused or bounded, and the next request is answered."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def message(answer):
 
 
 def changed(directory, place, name, **keys):
-    """A copy of the model with other keys in one of its files."""
+    """Copy the model with other keys in one of its files."""
     shutil.copytree(directory, place)
     path = place / name
     content = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -119,7 +119,7 @@ def test_a_response_template_that_never_ends_stops_neither_the_server_nor_the_ne
 
 
 def test_a_response_template_of_patterns_finds_what_the_model_writes(loaded, monkeypatch):
-    """Its parts are those of the greedy answer, cut by hand."""
+    """Its parts are the parts of the greedy answer, cut by hand."""
     import re
 
     served = loaded["yarn"]
@@ -179,7 +179,7 @@ def test_a_model_that_can_answer_nothing_is_refused_at_start(
 
 @pytest.fixture(scope="module")
 def panicking(directory, tmp_path_factory):
-    """A decoder and a splitter whose regular expressions give up on a long text."""
+    """Write a decoder and a splitter whose regular expressions give up on a long text."""
     pytest.importorskip("uvicorn")
     rules = json.loads((directory / "tokenizer.json").read_text("utf-8"))
     pattern = {"Regex": "(.|..)+[\u4e00\u4e01]"}
@@ -441,7 +441,7 @@ def test_fewer_connections_are_taken_where_few_files_may_be_open(monkeypatch):
 
 
 def test_the_tokenizers_panic_is_a_sentence_of_eval(tmp_path, capsys):
-    """Exit code 2, and the document is named."""
+    """The exit code is 2, and the message names the document."""
     model = write_checkpoint(tmp_path / "model")
     path = model / "tokenizer.json"
     rules = json.loads(path.read_text("utf-8"))

@@ -21,7 +21,8 @@ def needs_the_packages():
 
 
 def test_an_adapter_is_served_on_top_of_an_extended_model(directory, tmp_path):
-    """As its weights merged into those of the base, extended the same."""
+    """The answers equal those of the adapter merged into the base's weights, with the same
+    extension."""
     import peft
     from transformers import AutoModelForCausalLM
 

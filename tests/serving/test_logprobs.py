@@ -31,7 +31,7 @@ def openai(served):
 
 
 def rows_of(model, ids):
-    """The log-probabilities after each token, from one literal forward pass."""
+    """Return the log-probabilities after each token, from one literal forward pass."""
     with torch.no_grad():
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
 

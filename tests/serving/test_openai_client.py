@@ -1,4 +1,4 @@
-"""What OpenAI's own client sends, and what it reads."""
+"""OpenAI's own client sends its requests and reads the answers."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ ASK = GREEDY | {"prompt": "the fox", "max_tokens": 3}
 
 @pytest.fixture
 def openai(client):
-    """OpenAI's client of the server."""
+    """Return OpenAI's client of the server."""
     return client_of(client)
 
 
@@ -77,7 +77,7 @@ def same(openai, loaded):
 
 
 def refused(openai, messages, **more):
-    """The sentence of a refusal."""
+    """Return the sentence of a refusal."""
     package = pytest.importorskip("openai")
     with pytest.raises(package.BadRequestError) as caught:
         openai.chat.completions.create(messages=messages, max_tokens=3, **GREEDY, **more)

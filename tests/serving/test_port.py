@@ -1,4 +1,4 @@
-"""Who is answered, what is refused, and how the port is opened."""
+"""The port's rules: the clients it answers, the requests it refuses, and how it is opened."""
 
 import json
 import socket
@@ -44,7 +44,7 @@ def test_tokens_are_counted_as_an_answer_reads_them(client, loaded):
     tokenizer = loaded["self-extend"].tokenizer
     messages = [{"role": "user", "content": "the fox"}]
     ids = tokenizer("<user>the fox\n<assistant>", add_special_tokens=False)["input_ids"]
-    theirs = {"chat_template": "{{ 7 }}"}  # of a request: never rendered
+    theirs = {"chat_template": "{{ 7 }}"}  # in a request: never rendered
     for more in ({}, {"chat_template_kwargs": theirs}):
         status, told = client.ask("/tokenize", {"messages": messages} | more)
         assert (status, told["tokens"], told["max_model_len"]) == (200, ids, TARGET)
@@ -91,7 +91,7 @@ def test_bodies_are_bounded_and_must_be_json(client):
     status, answer = client.ask("/v1/completions", b"[1]")
     assert status == 400
     assert "object" in message(answer)
-    form = {"Content-Type": "text/plain"}  # what a web page may send unasked
+    form = {"Content-Type": "text/plain"}  # a form that a web page may send unasked
     assert client.ask("/v1/completions", ASK, headers=form)[0] == 415
     most = 64 * TARGET + (1 << 20)
     body = json.dumps({"prompt": "", "max_tokens": 3}).encode()

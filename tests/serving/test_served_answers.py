@@ -1,4 +1,4 @@
-"""What the port answers beside what `generate` of the patched model says."""
+"""The port gives the answers of the patched model's `generate`."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ MESSAGES = [{"role": "user", "content": LONG}]
 
 
 def by_generate(served, ids, count):
-    """The greedy answer of the model itself, from the whole prompt at once."""
+    """Return the greedy answer of the model itself, from the whole prompt at once."""
     row = torch.tensor([ids])
     out = served.model.generate(row, do_sample=False, max_new_tokens=count)
     return served.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
@@ -64,7 +64,7 @@ def test_a_conversation_that_goes_on_is_not_read_anew(loaded, method):
     assert counted["count"] > 64
     assert read[1] < 60
     assert sum(read) < 1.4 * counted["count"]
-    # Another conversation begins anew, and the first one is then no longer there.
+    # Another conversation starts from nothing, and replaces the first one.
     with opened(served) as client:
         for content in ("dog", "a fox", "dog"):
             body = asked | {"messages": [{"role": "user", "content": content}]}

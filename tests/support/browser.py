@@ -15,7 +15,7 @@ QUIET = ("--no-first-run", "--disable-gpu", "--disable-background-networking")
 
 
 def browser():
-    """The command that starts a browser, or the test is skipped."""
+    """Return the command that starts a browser, or skip the test."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.skip(f"no browser is installed (looked for {', '.join(NAMES)})")
@@ -38,7 +38,7 @@ class Tab:
             self.call(f"{domain}.enable")
 
     def call(self, method, **parameters):
-        """The result of a command."""
+        """Return the result of a command."""
         self.asked += 1
         message = {"id": self.asked, "method": method, "params": parameters}
         if self.session:
@@ -60,7 +60,7 @@ class Tab:
         return bytes(data)
 
     def value(self, script):
-        """The value of an expression in the page."""
+        """Return the value of an expression in the page."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
@@ -106,12 +106,12 @@ class Tab:
         path.write_bytes(b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def errors(self):
-        """What the page wrote to the console, and what the browser complained of."""
+        """Return the page's console messages, and the browser's complaints."""
         kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         return [event["params"] for event in self.events if event["method"] in kinds]
 
     def requests(self):
-        """The addresses that the page asked for."""
+        """Return the addresses that the page asked for."""
         sent = [e for e in self.events if e["method"] == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in sent]
 

@@ -1,6 +1,6 @@
-"""Secrets in a command's environment, and where none of them may be seen afterwards.
+"""Secrets in a command's environment, and checks that none of them appears afterwards.
 
-Their form is not `hf_...`, which is hidden by its form alone.
+Their form is not `hf_...`, because ropext hides any text of that form.
 """
 
 import base64
@@ -9,7 +9,7 @@ FIRST, SECOND, STORED, KEY = (f"CaNaRy{number}OfTheTests{number}" for number in 
 PASSWORD = "CaNaRyPassword"
 TOKENS = {"HF_TOKEN": FIRST, "HUGGING_FACE_HUB_TOKEN": SECOND, "ROPEXT_ENDPOINT_KEY": KEY}
 _CODED = base64.b64encode(PASSWORD.encode()).decode().rstrip("=")
-# Run first in an interpreter: Python itself tells what each process is started with.
+# Run first in an interpreter: Python itself reports the arguments of each process.
 HEAR = """
 import sys
 heard = open("started.txt", "w")
@@ -22,13 +22,13 @@ sys.addaudithook(hook)
 
 
 def check(text, where):
-    """No secret stands in a text."""
+    """Check that no secret is in a text."""
     for secret in (FIRST, SECOND, STORED, KEY, PASSWORD, _CODED):
         assert secret not in text, where
 
 
 def check_files(folder):
-    """Nor in any file but the one that the hub keeps its token in."""
+    """Check that no file has a secret, except the file in which the hub keeps its token."""
     for path in folder.rglob("*"):
         if path.is_file() and path != folder / "home" / "token":
             check(path.read_bytes().decode("latin-1"), str(path))

@@ -42,7 +42,7 @@ for number, words in enumerate(json.loads(sys.argv[1])):
 
 
 def run(*words, capsys=None):
-    """(exit code, what capsys heard) of `ropext words...`."""
+    """Run `ropext words...` and return (exit code, the output that capsys caught)."""
     from ropext.cli.app import main
 
     code = 0
@@ -74,7 +74,7 @@ class Forked:
         os.kill(self.pid, number)
 
     def wait(self):
-        """Its exit code, and the rest of what it says."""
+        """Wait for the process; return its exit code and the rest of its output."""
         with self.said:
             rest = self.said.read()
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), rest
@@ -92,7 +92,7 @@ def _begin(call, folder, variables, said):
         os.chdir(folder)
         os.environ |= variables
         AcceleratorState._reset_state(reset_partial_state=True)
-        torch.set_num_threads(1)  # those of this interpreter are not in the fork
+        torch.set_num_threads(1)  # a fork has no threads of this interpreter
         told = call()
         code = told if isinstance(told, int) else 0
     except SystemExit as stop:
@@ -105,7 +105,7 @@ def _begin(call, folder, variables, said):
 
 
 def in_two_processes(call, folder):
-    """(exit code, what it said) of each of two processes that share a call."""
+    """Run a call in two processes; return (exit code, output) of each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         meet = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
@@ -121,8 +121,10 @@ def environment(home):
 
 
 def drive(folder, lines, before=BLANK_PICTURES, **variables):
-    """(exit code, stdout, stderr) of each command line, all in one interpreter; its first proof
-    alone has a process of its own. `before` is run in it first."""
+    """Run each command line in one interpreter; return (exit code, stdout, stderr) of each.
+
+    Only its first proof has a process of its own. `before` runs in it first.
+    """
     done = subprocess.run(
         [sys.executable, "-P", "-c", before + FIRST_APART + DRIVER, json.dumps(lines)],
         cwd=folder,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def worst_pair(ours: Sequence[float], truth: Sequence[float]) -> tuple[int, float]:
-    """The pair with the largest relative difference, and that difference."""
+    """Return the pair with the largest relative difference, and that difference."""
     assert len(ours) == len(truth), f"{len(ours)} pairs, expected {len(truth)}"
     errors = [
         0.0 if a == b else (abs(a - b) / abs(b) if b and math.isfinite(a) else math.inf)

@@ -24,10 +24,10 @@ class Stub:
         self.repos = repos
         self.gated: set[str] = set()
         self.broken = False
-        self.head = COMMIT  # of the branch main
+        self.head = COMMIT  # the head of the branch main
         self.fetched: list[str] = []
         self.url = ""
-        # Uploading: which token may write where, and what has come in.
+        # Uploading: which token may write where, and the received files.
         self.writers: dict[str, str] = {}  # token -> organisation
         self.private: dict[str, bool] = {}
         self.commits: dict[str, list[str]] = {}
@@ -193,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(503, b"overloaded", with_body=with_body)
         elif parts[:2] == ["api", "models"]:
             self.list_repo("/".join(parts[2:4]), parts[4:], with_body)
-        elif len(parts) < 5:  # what huggingface_hub asks beside the repository
+        elif len(parts) < 5:  # huggingface_hub asks for more than the repository
             self.send(404, b"{}", with_body=with_body)
         else:
             self.file("/".join(parts[:2]), parts[3], "/".join(parts[4:]), with_body)

@@ -11,13 +11,13 @@ SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
 
 
 def schema_of(name):
-    """One of the schemas of docs/schemas."""
+    """Return one of the schemas of docs/schemas."""
     return json.loads((SCHEMAS / f"{name}.schema.json").read_text("utf-8"))
 
 
 @cache
 def registry():
-    """All schemas by the names of their files, by which one refers to another."""
+    """Return all schemas by the names of their files, by which one refers to another."""
     files = ((file.name, json.loads(file.read_text("utf-8"))) for file in SCHEMAS.iterdir())
     return Registry().with_resources([(name, Resource.from_contents(own)) for name, own in files])
 
@@ -30,7 +30,7 @@ def complaints(value, schema, whole=None):
 
 
 def check(value, name):
-    """Compare what a command writes or prints with its schema."""
+    """Compare a command's output with its schema."""
     against = complaints(json.loads(json.dumps(value)), schema_of(name))
     assert not against, against
 

@@ -27,7 +27,7 @@ def _leads(link: Path) -> str:
 
 
 def checkpoint(directory: Path, text: str = "{}") -> Path:
-    """An output whose config holds a text."""
+    """Write an output whose config holds a text."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(text)
     mark(directory)
@@ -35,7 +35,7 @@ def checkpoint(directory: Path, text: str = "{}") -> Path:
 
 
 def at_work(output: Path, token: str = "0123456789abcdef") -> Path:
-    """The folder that a killed run of an output left beside it."""
+    """Make the folder that a killed run left next to its output."""
     work = output.parent / f".{output.name}.ropext-{token}"
     work.mkdir(parents=True)
     (work / work.name).touch()
@@ -43,7 +43,7 @@ def at_work(output: Path, token: str = "0123456789abcdef") -> Path:
 
 
 def manifest(folder: Path, command: str, decides: dict | None = None, **about: object) -> None:
-    """The manifest of a run, as documented: it bears the digest of its other values."""
+    """Write the manifest of a run, as documented: it bears the digest of its other values."""
     folder.mkdir(parents=True, exist_ok=True)
     rest = {"command": command, "decides": decides or {}, **about}
     text = "written by ropext " + json.dumps(rest, sort_keys=True)

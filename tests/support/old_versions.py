@@ -1,4 +1,4 @@
-"""Old transformers beside the installed one: each in a directory of its own, on the same torch."""
+"""Old versions of transformers, each in a directory of its own, on the same torch."""
 
 import os
 import subprocess
@@ -16,13 +16,13 @@ SHARED = ("requests", "urllib3", "idna", "certifi", "charset-normalizer", "regex
 
 
 def folder(version):
-    """Where this version is kept between runs."""
+    """Return the folder that keeps this version between runs."""
     python = f"py{sys.version_info.major}.{sys.version_info.minor}"
     return Path(tempfile.gettempdir()) / "ropext-old-readers" / f"transformers-{version}-{python}"
 
 
 def install(version):
-    """The directory to put first on PYTHONPATH, or the reason why there is none."""
+    """Return the directory to put first on PYTHONPATH, or the reason why there is none."""
     target = folder(version)
     if target.exists():
         return target, ""

@@ -1,7 +1,7 @@
-"""Pictures of one pixel, for tests that look at none: what matplotlib lays out and fills takes as
-long as all else that is done with a tiny model.
+"""Pictures of one pixel, for tests that look at none: matplotlib's layout takes as long as all
+other work with a tiny model.
 
-Drawn whole are those of the files below, and each kind of picture by the commands of tests/golden.
+The files below get whole pictures, and the commands of tests/golden draw each kind of picture.
 """
 
 import base64
@@ -24,10 +24,10 @@ whole = plots.png
 
 
 def blank(figure: object) -> bytes:
-    """One pixel, signed as every picture of ropext's is."""
+    """Return one pixel, signed as every picture of ropext's is."""
     return plots._signed(PIXEL)
 
 
 def draw(wholly: bool) -> None:
-    """What every picture of this process is from now on."""
+    """Let every later picture of this process be whole, or one pixel."""
     plots.png = whole if wholly else blank

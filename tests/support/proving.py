@@ -15,7 +15,8 @@ apart = stock.ask_child
 
 
 def here(job, directories, timeout, task, forward=True):
-    """What the fresh process says of each directory, by its code; without its forward pass, too."""
+    """Return the fresh process's answer for each directory, by its code; without its forward pass,
+    too."""
     if job["trust_remote_code"]:
         return apart(job, directories, timeout, task)
     import torch
@@ -25,7 +26,7 @@ def here(job, directories, timeout, task, forward=True):
     from ropext.proof import child
 
     job, found = json.loads(json.dumps(job)), []
-    said = [*getLogger("transformers").handlers]  # what the fresh process says nobody reads
+    said = [*getLogger("transformers").handlers]  # nobody reads the fresh process's messages
     for entry, directory in zip(job["directories"], directories, strict=True):
         answer = {"transformers": transformers.__version__, "error": None}
         entry |= {} if forward else {"forward": None}
@@ -47,7 +48,7 @@ def here(job, directories, timeout, task, forward=True):
 
 
 def first_apart():
-    """From now on, all but the next proof are made here."""
+    """Make the next proof in its own process, and all later ones here."""
 
     def first(*args):
         stock.ask_child = here
@@ -57,5 +58,5 @@ def first_apart():
 
 
 def none_apart():
-    """From now on, all proofs are made here."""
+    """Make all proofs here from now on."""
     stock.ask_child = here

@@ -18,7 +18,7 @@ CONFIG = {
 
 
 def safetensors(tensors: dict[str, tuple[str, list[int], bytes]], metadata=None) -> bytes:
-    """The format by hand: length, JSON, data."""
+    """Write the format by hand: length, JSON, data."""
     table, data = {}, b""
     if metadata:
         table["__metadata__"] = metadata
@@ -35,7 +35,8 @@ def write_json(path: Path, value) -> None:
 
 
 def make_model(directory: Path, *, shards: int = 2) -> Path:
-    """A checkpoint with what real ones have: shards, tokenizer files, code, and things to leave."""
+    """Write a checkpoint with everything that real ones have: shards, tokenizer files, code, and
+    files to leave."""
     directory.mkdir(parents=True)
     write_json(directory / "config.json", CONFIG)
     write_json(directory / "generation_config.json", {"max_length": 2048, "do_sample": True})
@@ -68,7 +69,7 @@ def make_model(directory: Path, *, shards: int = 2) -> Path:
 
 
 def tree(directory: Path) -> dict[str, bytes]:
-    """Every file and link under a directory, with its bytes."""
+    """Return every file and link under a directory, with its bytes."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))

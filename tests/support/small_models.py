@@ -7,7 +7,7 @@ VOCABULARY = 128
 
 
 def tiny(kind="llama", seed=0, dtype=torch.float32, **changes):
-    """A random two-layer model of a kind, in evaluation mode."""
+    """Make a random two-layer model of a kind, in evaluation mode."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     small = {

@@ -1,4 +1,4 @@
-"""A byte-level BPE of 300 entries, in front of which a BOS may stand as with Llama."""
+"""A byte-level BPE of 300 entries, with an optional BOS in front as with Llama."""
 
 
 def make_tokenizer(bos=True):
@@ -23,7 +23,8 @@ def make_tokenizer(bos=True):
 
 
 def wrapping_tokenizer():
-    """As RoBERTa's: a text stands between two special tokens, and 1 fills up rows."""
+    """Make a tokenizer like RoBERTa's: a text is between two special tokens, and 1 fills up
+    rows."""
     from tokenizers import processors
 
     tokenizer = make_tokenizer(bos=False)

@@ -1,5 +1,8 @@
-"""A stranger's model: that of the demo, with code of its own for everything that transformers
-would load, which says so when it runs."""
+"""A stranger's model: the demo's model, with code of its own for everything that transformers would
+load.
+
+The code leaves a sign when it runs.
+"""
 
 import json
 import shutil

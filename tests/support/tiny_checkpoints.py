@@ -11,7 +11,7 @@ LENGTHS = "64,128,256"
 
 
 def write_checkpoint(path, **changes):
-    """A Llama of context 64 with a tokenizer that puts a BOS."""
+    """Write a Llama of context 64 with a tokenizer that puts a BOS."""
     tokenizer = make_tokenizer()
     model = tiny(vocab_size=len(tokenizer), **changes)
     model.save_pretrained(path)
@@ -20,7 +20,7 @@ def write_checkpoint(path, **changes):
 
 
 def write_documents(path, count=9, words=160, seed=0):
-    """`count` documents of random words, each longer than 256 tokens."""
+    """Write `count` documents of random words, each longer than 256 tokens."""
     rng = np.random.default_rng(seed)
     rows = [{"text": " ".join(rng.choice(WORDS, words)) + f" number {k}"} for k in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -19,7 +19,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class Asking:
-    """What tasks in words need of a tokenizer, over one that gives ids."""
+    """The functions of a tokenizer that tasks in words need, over a tokenizer that gives ids."""
 
     def __init__(self, encoder):
         self.encode = encoder.encode

@@ -1,4 +1,4 @@
-"""How far a planted sentence lies from its depth: docs/reference/tasks.md says it."""
+"""How far a planted sentence is from its depth: docs/reference/tasks.md states it."""
 
 import random
 import re
@@ -18,7 +18,7 @@ SAID = re.search(
 
 
 def farthest(around, units):
-    """The share of the text between a needle and its depth, at the worst of 20 places."""
+    """Return the share of the text between a needle and its depth, at the worst of 20 places."""
     worst = 0.0
     for seed in range(20):
         for depth in (0.0, 0.25, 0.5, 0.75, 1.0):

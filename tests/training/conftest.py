@@ -20,7 +20,7 @@ def story(seed, length):
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory):
-    """An unextended checkpoint with a tokenizer; its embeddings are tied."""
+    """Write an unextended checkpoint with a tokenizer; its embeddings are tied."""
     directory = tmp_path_factory.mktemp("models") / "base"
     new_llama(tie_word_embeddings=True).save_pretrained(directory)
     write_tokenizer(directory)
@@ -29,7 +29,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def extended(base):
-    """The same, extended from 64 to 256 tokens."""
+    """Write the same checkpoint, extended from 64 to 256 tokens."""
     import ropext
 
     output = base.parent / "extended"
@@ -39,7 +39,7 @@ def extended(base):
 
 @pytest.fixture(scope="session")
 def stories(tmp_path_factory):
-    """24 documents of about 700 tokens, as jsonl."""
+    """Write 24 documents of about 700 tokens, as jsonl."""
     path = tmp_path_factory.mktemp("data") / "stories.jsonl"
     lines = [json.dumps({"text": story(seed, 700)}) for seed in range(24)]
     path.write_text("\n".join(lines), encoding="utf-8")

@@ -12,7 +12,7 @@ from ropext.training.rows import ControlRows, Full, KeyRows, Pose, Rows
 
 
 class Characters:
-    """One token a character; what the questions need of an encoder."""
+    """One token a character: the functions of an encoder that the questions need."""
 
     bos = None
 
@@ -34,7 +34,8 @@ def questions(share=0.2, seed=0, encoder=Characters):
 
 
 def asked(document):
-    """(question text, answer text) of each scored run, and the text before the first question."""
+    """Return (question text, answer text) of each scored run, and the text before the first
+    question."""
     mask = document.mask()
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
     text = "".join(chr(i) for i in document.ids)

@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).with_name("two_processes.py")
 
 
 def launched(config):
-    """`accelerate launch` with a config that the package ships, for two processes."""
+    """Return `accelerate launch` with a config that the package ships, for two processes."""
     words = ("--num_processes", "2", "--main_process_port", "0")
     start = (sys.executable, "-m", "accelerate.commands.launch", "--config_file")
     return [*start, str(launch.config(config)), *words]
@@ -35,7 +35,7 @@ def launched(config):
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory):
-    """An extended checkpoint whose head has weights of its own."""
+    """Write an extended checkpoint whose head has weights of its own."""
     base = tmp_path_factory.mktemp("untied") / "base"
     new_llama(tie_word_embeddings=False).save_pretrained(base)
     write_tokenizer(base)
@@ -45,7 +45,7 @@ def untied(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(extended, untied, stories, tmp_path_factory):
-    """What each of two processes saw, and where their run lies."""
+    """Run two processes; return the findings of each, and the folder of their run."""
     output = tmp_path_factory.mktemp("two") / "out"
     done = subprocess.run(
         [
@@ -65,7 +65,7 @@ def two(extended, untied, stories, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(extended, stories, tmp_path_factory):
-    """The same run in one process."""
+    """Run the same training in one process."""
     from trained import train
 
     from ropext.results import rules
@@ -108,7 +108,7 @@ def test_fsdp2_gives_the_losses_and_the_weights_of_one_process(two, head, dtype)
         assert len(first[count]["losses"]) == 3
         assert first[count]["moved"] > 1
         assert first[count]["apart"] < apart
-        # The weights lie in one process alone until they are shared out.
+        # Only one process holds the weights until they are distributed.
         assert (first[count]["devices"], second[count]["devices"]) == (["cpu"], ["meta"])
 
 

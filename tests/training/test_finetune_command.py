@@ -27,7 +27,7 @@ def command(extended, stories, *words):
 
 
 def started(*words):
-    """In a process of its own."""
+    """Start the command in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "ropext", *command(*words)],
         env=ENVIRONMENT,

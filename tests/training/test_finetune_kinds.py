@@ -50,7 +50,7 @@ def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, storie
         name for name in old if "norm" in name or "q_proj" in name or "embed" in name
     }
     assert verifying.verify(output).passed
-    # The adapter has them too: on the base beside it, it is the merged model.
+    # The adapter has them too: on the base in its folder, it is the merged model.
     base, merged = (AutoModelForCausalLM.from_pretrained(p) for p in (output / "base", output))
     ids = torch.arange(4, 60)[None]
     with torch.no_grad():
@@ -144,8 +144,8 @@ def test_verify_holds_tied_weights_against_those_stored(extended, tmp_path):
 
 
 def conversing(extended, tmp_path, roles=("user", "assistant")):
-    """The extended model with a chat template, and a conversation of two rows: the user's words
-    fill one of them, and most of the next."""
+    """Write the extended model with a chat template, and a conversation of two rows: the user's
+    words fill one of them, and most of the next."""
     model, data = tmp_path / "model", tmp_path / "talk.jsonl"
     shutil.copytree(extended, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
@@ -159,7 +159,7 @@ def conversing(extended, tmp_path, roles=("user", "assistant")):
 
 
 def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, tmp_path):
-    """The loss that is told is that of stock transformers over the assistant's tokens."""
+    """The reported loss is stock transformers' loss over the assistant's tokens."""
     from transformers import AutoModelForCausalLM
 
     model, data = conversing(extended, tmp_path)
@@ -299,7 +299,7 @@ def test_a_tracker_whose_package_is_missing_is_refused_before_anything_runs(
     assert not list(tmp_path.iterdir())
 
 
-# Stands for the package, so that transformers' own callback says where it writes, and what.
+# Replaces the package, so that transformers' own callback prints its destination and its values.
 WRITER = """
 from pathlib import Path
 class SummaryWriter:

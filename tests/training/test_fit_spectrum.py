@@ -1,4 +1,4 @@
-"""The moving spectrum on tiny random models: what stock computes, with gradients."""
+"""The moving spectrum on tiny random models equals stock's computation, with gradients."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def plan_of(config, method="yarn", **knobs):
 
 
 def live(model, within="longrope", method="yarn", ceiling=16.0, **knobs):
-    """A model whose spectrum moves, patched to its start."""
+    """Make a model whose spectrum moves, patched to its start."""
     config = config_of(model)
     plan = plan_of(config, method, **knobs)
     space = spectrum.space_of(within, plan.main, TARGET, ceiling)

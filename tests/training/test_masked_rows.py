@@ -36,8 +36,8 @@ KEYS |= {"intermediate_size": 64, "type_vocab_size": 1, "pad_token_id": 1}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A BERT in bfloat16 and shards, and a RoBERTa without dropout, whose first position reads
-    row 2; both extended, and texts."""
+    """Write a BERT in bfloat16 and shards, and a RoBERTa without dropout, whose first position
+    reads row 2; both extended, and texts."""
     path, tokenizer = tmp_path_factory.mktemp("masked"), wrapping_tokenizer()
     torch.manual_seed(0)
     keys = KEYS | {"vocab_size": len(tokenizer)}

@@ -33,7 +33,7 @@ SHORT = {"steps": 2, "batch_tokens": 256, "eval_documents": 2}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """An OPT in bfloat16 and shards, two rows in front of its first position, and a GPT-2."""
+    """Write an OPT in bfloat16 and shards, two rows in front of its first position, and a GPT-2."""
     path, tokenizer = tmp_path_factory.mktemp("rows"), make_tokenizer()
     torch.manual_seed(0)
     keys = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2}
@@ -73,7 +73,7 @@ def test_the_new_rows_alone_are_other_bytes(place):
     for name in before.keys() - {OPT_TABLE}:
         assert torch.equal(before[name], after[name]), name
     old = [0, 1, *range(2, 2 + TARGET, 4)]  # two in front, and row i at 4 i
-    last = TARGET + 1  # of the last position, which predicts nothing
+    last = TARGET + 1  # the row of the last position, which predicts nothing
     same = (before[OPT_TABLE] == after[OPT_TABLE]).all(1)
     assert same.nonzero()[:, 0].tolist() == [*old, last]
     assert after[OPT_TABLE].dtype == torch.bfloat16

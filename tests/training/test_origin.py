@@ -1,4 +1,4 @@
-"""What a training starts from: a record, or what the config says where the record is lost."""
+"""The start of a training: a record, or the config if the record is lost."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from ropext.training.origin import open_origin
 
 @pytest.fixture
 def lost(extended, tmp_path):
-    """The extended checkpoint without its record, as another program saves it."""
+    """Copy the extended checkpoint without its record, as another program saves it."""
     shutil.copytree(extended, tmp_path / "lost")
     (tmp_path / "lost" / "ropext.json").unlink()
     return tmp_path / "lost"

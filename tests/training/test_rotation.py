@@ -10,7 +10,8 @@ NAMES = ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "com
 
 @pytest.fixture
 def folder(tmp_path):
-    """The checkpoints of a run after its fifth one, and what a user saved beside and in them."""
+    """Make the checkpoints of a run after its fifth one, and files that a user saved next to and in
+    them."""
     folder = tmp_path / "out.run/tuned"
     for step in (2, 4, 6, 8, 10):
         (folder / f"checkpoint-{step}").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Rows: what they hold, at which positions, and that they follow from seed and number alone."""
+"""Rows: their tokens and positions, and that they follow from seed and number alone."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from ropext.training.rows import ControlRows, Full, Pose, Rows, join_documents
 
 
 def counting(size, start=0):
-    """A document whose ids tell where in it they stand."""
+    """Return a document whose ids are their own places in it."""
     return Document(np.arange(start, start + size))
 
 

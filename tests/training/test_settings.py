@@ -159,7 +159,7 @@ def test_questions_are_counted_before_they_are_made():
 
 
 def in_brackets(options, name):
-    """What the help says where nothing is asked."""
+    """Return the default that the help prints in brackets."""
     return options.model_fields[name].description.partition("[")[2].rstrip("]")
 
 

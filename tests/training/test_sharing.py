@@ -92,7 +92,8 @@ class Seen(Exception):
 
 
 def test_qlora_trains_in_bfloat16(monkeypatch, extended, stories, tmp_path):
-    """Without the quantiser, which runs on GPUs: what it leaves unpacked, and how Trainer runs."""
+    """Without the quantiser, which runs on GPUs: the dtype of its unpacked weights, and Trainer's
+    settings."""
     settle = trainer.arguments
 
     def looks(job):

@@ -1,5 +1,5 @@
-"""Rows shorter than the target: those of a fit, whose positions jump, and the windows of the
-original length that a training keeps (--keep-short)."""
+"""Rows shorter than the target: a fit's rows, whose positions jump, and a training's windows of the
+original length (--keep-short)."""
 
 import numpy as np
 import pytest
@@ -25,8 +25,8 @@ def test_rows_of_a_fit_reach_every_distance_up_to_the_target(base, stories):
         jumps = np.flatnonzero(np.diff(row.positions) != 1)
         assert len(jumps) <= 1
         assert row.positions[-1] < prepared.target == 256
-        # The loss is on the second half, which lies behind the jump; where that is the border, no
-        # token before it tells the first one.
+        # The loss is on the second half, after the jump; at the border no token before it predicts
+        # the first one.
         assert not row.scored[:16].any()
         assert row.scored[16] == (not len(jumps) or jumps[0] < 15)
         assert row.scored[17:].all()
@@ -53,7 +53,7 @@ def test_what_a_fit_in_short_rows_trains_on_does_not_grow_with_the_target(base, 
     )
     assert (near.tokens, far.tokens) == (5 * 256, 5 * 256)
     assert count_training("fit", base, str(stories), **FIT).tokens > 5 * 256
-    # One form is read at the target, where a fit in whole windows would read them all.
+    # One form is read at the target; a fit in whole windows would read them all.
     assert list(count_training("fit", base, str(stories), **POSE | {"start": None}).starts) == [
         "yarn"
     ]

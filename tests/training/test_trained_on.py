@@ -90,7 +90,8 @@ def test_a_forecast_says_of_no_document_that_it_chose_what_is_not_trained_yet(ex
     assert planned.training.chooses_step
     assert "chose" not in report.plan_text(planned)
     assert planned.to_json()["overlap"]["chosen_on"] == 0
-    assert planned.training.overlap.chosen_on == planned.training.judged > 0  # of the result
+    # the overlap of the result
+    assert planned.training.overlap.chosen_on == planned.training.judged > 0
 
 
 def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp_path):
@@ -157,7 +158,7 @@ def test_a_record_without_hashes_denies_nothing(tuned, data, tmp_path):
 
 
 def test_what_is_made_of_it_knows_it_too(tuned, data, tmp_path):
-    """Extended again, and fitted: the record of each has what was trained on before."""
+    """Extended again, and fitted: each record lists the documents of the earlier training."""
     _, output, _ = tuned
     wide = tmp_path / "wide"
     ropext.extend(str(output), str(wide), method="pi", factor=2, no_verify=True)
@@ -184,7 +185,7 @@ def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
     assert found["fitted"]["overlap"]["trained_on"] == record["trained_on"]["documents"] == 18
     assert found["fitted"]["overlap"]["chosen_on"] == len(record["fit"]["judging"]) == 6
     assert found["fitted"]["overlap"]["mark"] == "18 of 24 trained on, 6 of 24 chosen on"
-    assert not figures(output)  # its numbers are over those that chose its step
+    assert not figures(output)  # its numbers come from the documents that chose its step
     assert found["base"]["overlap"] is None  # its spectrum was fitted on nothing
     planned = count_training("finetune", output, data["new"], evaluate=data["again"], **RUN)
     held = {f"stories.jsonl:{number}" for number in range(1, 9)} & set(record["fit"]["judging"])

@@ -1,4 +1,5 @@
-"""Which documents train, which are held out, what the loss of a conversation is taken on."""
+"""The documents that train, the held-out documents, and the tokens of a conversation that the loss
+counts."""
 
 import json
 

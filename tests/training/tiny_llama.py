@@ -30,7 +30,7 @@ def new_llama(seed=0, **changes):
 
 
 def write_tokenizer(directory):
-    """One token per printable character, BOS in front."""
+    """Write a tokenizer with one token per printable character, BOS in front."""
     letters = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,"
     vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
     vocabulary |= {letter: 4 + at for at, letter in enumerate(letters)}

@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 2 two_processes.py EXTENDED UNTIED STORIES OUTPUT OPTIONS
 
-Each process writes what it saw to OUTPUT-RANK.json.
+Each process writes its findings to OUTPUT-RANK.json.
 """
 
 import json
@@ -47,7 +47,8 @@ def new_model(prepared, dtype):
 
 
 def sharded(model, dtype, alone):
-    """By accelerate's own hands, over one process or both; it gives FSDP only to accelerators."""
+    """Shard the model with accelerate's own functions, over one process or both; accelerate gives
+    FSDP only to accelerators."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=True,
@@ -94,14 +95,14 @@ def three_steps(model, inputs, dtype, share):
 
 
 def merged(prepared, state):
-    """The weights that come of it, as one."""
+    """Return the merged weights as one tensor."""
     model = new_model(prepared, "float32")
     assert not model.load_state_dict(state, strict=False).unexpected_keys
     return torch.cat([own.flatten() for own in model.merge_and_unload().state_dict().values()])
 
 
 def fsdp2(prepared, inputs, dtype):
-    """One plain process against FSDP2 over one and over two."""
+    """Compare one plain process with FSDP2 over one and over two."""
     base = merged(prepared, {})
     losses, state = three_steps(new_model(prepared, dtype), inputs, dtype, 1)
     wanted = merged(prepared, state)

@@ -27,8 +27,8 @@ WORDS += ["C:\\my dir\\", 'a "b']
 
 
 def arguments(line):
-    """The words of a command line by the rules of Microsoft's C runtime, transcribed from "Parsing
-    C command-line arguments"."""
+    """Split a command line by the rules of Microsoft's C runtime, transcribed from "Parsing C
+    command-line arguments"."""
     words, word, quoted, at, begun = [], "", False, 0, False
     while at < len(line):
         slashes = len(line) - at - len(line[at:].lstrip("\\"))
@@ -57,8 +57,8 @@ def test_words_are_read_back(monkeypatch):
 
 
 def powershell_word(text):
-    """One word in quotes by PowerShell's about_Quoting_Rules, transcribed; four letters are quotes,
-    and $ must not expand anything."""
+    """Read one word in quotes by PowerShell's about_Quoting_Rules, transcribed; four letters are
+    quotes, and $ must not expand anything."""
     assert text[0] == '"'
     word = ""
     rest = iter(text[1:])
@@ -114,7 +114,7 @@ def test_a_variant_or_a_config_follows_a_colon():
 
 
 def texts(value):
-    """Every key and text of JSON."""
+    """Return every key and text of JSON."""
     if isinstance(value, dict):
         return [text for pair in value.items() for part in pair for text in texts(part)]
     if isinstance(value, list):
@@ -123,7 +123,7 @@ def texts(value):
 
 
 def test_a_recorded_file_in_a_folder_has_slashes(tmp_path):
-    """On a Windows that is one this fails where a path becomes text by `str`."""
+    """On a real Windows this fails if a path becomes text by `str`."""
     base = make_llama(tmp_path / "base")
     (base / "more").mkdir()
     (base / "more" / "code.py").write_text("x = 1\n", encoding="utf-8")

@@ -1,9 +1,9 @@
 """Windows, as far as Linux can play it, for every interpreter with this folder in PYTHONPATH.
 
-What POSIX alone has is gone for ropext's own files, which see `os`, `sys` and `signal` through a
-mask; libraries, which are written for both, keep theirs. What Windows does otherwise with files is
-so for everybody: what is open or mapped is neither deleted nor renamed, a rename replaces nothing,
-links need a privilege. ROPEXT_SEES names a file for what must never happen.
+Functions that only POSIX has are gone for ropext's own files, which see `os`, `sys` and `signal`
+through a mask; libraries, which support both systems, keep them. The rules of Windows for files
+hold for everybody: an open or mapped file is neither deleted nor renamed, a rename replaces
+nothing, links need a privilege. ROPEXT_SEES names a file that records forbidden events.
 """
 
 import builtins
@@ -13,7 +13,7 @@ import signal
 import sys
 import types
 
-# By its whole path: a clone may lie in a folder of this name.
+# By its whole path: a clone may be in a folder of this name.
 PACKAGE = os.path.join(os.path.abspath(__file__).rsplit(os.sep, 4)[0], "ropext", "")
 ABSENT = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix"}
 GONE = {
@@ -56,7 +56,7 @@ class Status:
 
 
 def never(what):
-    """What must not happen, also where somebody would catch an error."""
+    """Record a forbidden event, and raise; the record stays if somebody catches the error."""
     with open(os.environ["ROPEXT_SEES"], "a", encoding="utf-8") as seen:
         seen.write(what + "\n")
     raise AssertionError(what)
@@ -95,7 +95,7 @@ def locking(descriptor, mode, length):
 
 
 def is_open(path):
-    """Whether this process, or a child of it, holds a file, or one below a folder."""
+    """Return whether this process, or a child of it, holds a file, or one below a folder."""
     place, found = os.path.realpath(path), []
     for number in os.listdir("/proc/self/fd"):
         try:
