@@ -20,6 +20,7 @@ def main() -> None:
         sys.stderr.write("error: interrupted\n")
         if "--json" in sys.argv:
             sys.stdout.write(INTERRUPTED % code)
+        exec("")  # as in ropext/cli/app.py
         sys.exit(code)
     run()
 

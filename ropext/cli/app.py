@@ -147,6 +147,9 @@ def main() -> None:
     with times, interruptible(fail, sentence, at_once=True):
         code = _code_of(words)
     if code:
+        # An interrupt that came while `exec` ran a text, as for a dataclass, makes CPython end the
+        # process by SIGINT, although it was handled. The next `exec` takes that back.
+        exec("")
         sys.exit(code)
 
 
