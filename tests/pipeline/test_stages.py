@@ -500,7 +500,7 @@ def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
 def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
     ropext.extend("ropext://demo", "long", method="yarn", factor=2, no_verify=True)
     said = []
-    wish = {"model": "long", "extend": {"factor": 2, "even_so": True}}
+    wish = {"model": "long", "extend": {"factor": 2, "even_so": True, "again": True}}
     counts_of(tmp_path / "out", wish, say=said.append)
     assert any("this scales the model again, after yarn" in sentence for sentence in said)
     assert [path.name for path in tmp_path.iterdir()] == ["long"]
