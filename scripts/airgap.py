@@ -38,7 +38,7 @@ raise SystemExit("a machine outside was reached")
 
 
 def section(text: str) -> list[list[str]]:
-    """The lines of each block of the section."""
+    """Return the lines of each block of the section."""
     part = text.partition(SECTION)[2].partition("\n## ")[0]
     return [lines.splitlines() for _, lines in blocks(part)]
 
@@ -58,7 +58,7 @@ def run(lines: list[str], folder: Path, python: Path, *, isolated: bool = False)
 
 
 def bare(folder: Path) -> Path:
-    """An environment without packages."""
+    """Make an environment without packages."""
     subprocess.run([sys.executable, "-P", "-m", "venv", folder], check=True)
     return folder / "bin/python"
 

@@ -4,11 +4,13 @@
     python scripts/dockerfile_steps.py FOLDER [--build-arg NAME=VALUE]... --job
 
 FOLDER must not exist. It gets a virtual environment in place of the base image, a home of its own,
-and only what is copied. The step that adds a user is left out, and so is `chown`. The words behind
-`--` are given to the entry point. With `--job` (Linux, as root) it gets those of the Job in
-docs/deploy.md, and then MORE, with the rights of that Job: its user, no capability, its volumes in
-FOLDER/volumes, and everything else read-only. The user must be able to read FOLDER and the Python
-that runs this. What this does not show: that the image builds, and the Job's seccomp profile.
+and only the copied files. The step that adds a user is left out, and so is `chown`. The words after
+`--` are given to the entry point.
+
+With `--job` (Linux, as root) the entry point gets the words of the Job in docs/deploy.md, and then
+MORE. It runs with the rights of that Job: its user, no capability, its volumes in FOLDER/volumes,
+and everything else read-only. The user must be able to read FOLDER and the Python that runs this.
+This does not show that the image builds, and does not test the Job's seccomp profile.
 """
 
 import argparse
@@ -31,7 +33,7 @@ MORE = (
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """(instruction, its text) with continued lines joined and comments left out."""
+    """Yield (instruction, its text) with continued lines joined and comments left out."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         if line.strip():
@@ -40,24 +42,24 @@ def instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def copied(text: str) -> list[tuple[list[str], str]]:
-    """(sources, target) of every COPY."""
+    """Return (sources, target) of every COPY."""
     found = [rest.split() for word, rest in instructions(text) if word == "COPY"]
     return [(words[:-1], words[-1]) for words in found]
 
 
 def shell(rest: str) -> str:
-    """The command of a RUN without its mounts."""
+    """Return the command of a RUN without its mounts."""
     return re.sub(r"^(--mount=\S+\s+)+", "", rest)
 
 
 def job_of(page: str) -> str:
-    """The YAML of the Job on a page."""
+    """Return the YAML of the Job on a page."""
     return next(part for part in re.findall(r"```yml\n(.*?)```", page, re.S) if "kind: Job" in part)
 
 
 def with_rights(pod: dict, folder: Path) -> list[str]:
-    """The beginning of a command that runs the rest with the rights of a pod's only container: in a
-    mount namespace, as its user."""
+    """Return the beginning of a command that runs the rest with the rights of a pod's only
+    container: in a mount namespace, as its user."""
     (container,) = pod["containers"]
     rights = pod["securityContext"] | container["securityContext"]
     user, group = rights["runAsUser"], rights["runAsGroup"]
@@ -93,7 +95,7 @@ def run_job(entry: list[str], folder: Path, environment: dict[str, str]) -> None
     )
 
     def placed(word: str) -> str:
-        """A path of a volume, where it is here."""
+        """Return the place of a volume's path here."""
         return re.sub(r"^(/(?:models|out|tmp)\b)", rf"{volumes}\1", word)
 
     environment |= {one["name"]: placed(one["value"]) for one in container["env"]}

@@ -1,9 +1,8 @@
 """Count how hard the package is to read, by counts that a formatter or a squeeze does not change.
 
-    python scripts/house.py
-
-prints each count beside its ceiling (in tests/test_house.py, which fails above it) and its goal.
-A count is never bought with worse code: where the table and a reader disagree, the reader is right.
+python scripts/house.py prints each count, its ceiling (in tests/test_house.py, which fails above
+it) and its goal. Never lower a count by worse code: if the table and a reader disagree, the reader
+is right.
 """
 
 import ast
@@ -124,13 +123,14 @@ def modules_of(node: ast.ImportFrom) -> set[str]:
 
 
 def is_packed(node: ast.Assign) -> bool:
-    """Whether an assignment is of the kind `a, b = x, y`."""
+    """Return whether an assignment is of the kind `a, b = x, y`."""
     has_tuple_target = any(isinstance(target, ast.Tuple) for target in node.targets)
     return isinstance(node.value, ast.Tuple) and has_tuple_target
 
 
 def asks_species(node: ast.AST) -> bool:
-    """Whether a node asks, or tells, of which kind a model is: GGUF or directory, rotary or not."""
+    """Return whether a node asks, or passes on, of which kind a model is: GGUF or directory, rotary
+    or not."""
     if isinstance(node, ast.Attribute):
         return node.attr in SPECIES
     if isinstance(node, ast.arg | ast.keyword):

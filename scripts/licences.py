@@ -1,8 +1,9 @@
-"""Licences of everything that an installation brings, from the packages' own metadata.
+"""List the licences of all packages of an installation, from their own metadata.
 
     python scripts/licences.py [PACKAGE]
 
-Walks the requirements of PACKAGE (default ropext), extras left out, through what is installed here.
+It follows the requirements of PACKAGE (default ropext), without extras, through the installed
+packages.
 """
 
 import re
@@ -18,7 +19,8 @@ OPEN = re.compile(
 
 
 def needed(package: str, seen: set[str]) -> Iterator[str]:
-    """The package and all that it needs, each once; what is not installed here is left out."""
+    """Yield the package and all packages that it needs, each once; packages that are not installed
+    are left out."""
     name = re.sub(r"[-_.]+", "-", package).lower()
     if name in seen:
         return
@@ -34,7 +36,7 @@ def needed(package: str, seen: set[str]) -> Iterator[str]:
 
 
 def licence(name: str) -> str:
-    """The licence expression, or the classifiers, or the first line of the free text."""
+    """Return the licence expression, or the classifiers, or the first line of the free text."""
     found = metadata.metadata(name)
     if expression := found.get("License-Expression"):
         return expression

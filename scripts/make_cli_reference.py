@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from typer.models import ArgumentInfo, OptionInfo
 
-# The tree in which this script lies, whichever ropext is installed.
+# This script's own tree, whichever ropext is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ropext.cli.app import COMMANDS, command_of
@@ -32,7 +32,7 @@ exit codes, and explains stdout and stderr.
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     listed = [
         f"- [`ropext {name}`](#ropext-{name}): {summary}" for name, summary in COMMANDS.items()
     ]
@@ -67,7 +67,7 @@ class _Parameter:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value: the declared word, the choices, or the type."""
+        """The placeholder of the value: the declared word, the choices, or the type."""
         if self.info.metavar:
             return str(self.info.metavar)
         kind = self.kind
@@ -96,7 +96,7 @@ class _Parameter:
         if self.is_argument:
             shown = f"`{self.metavar}`"
         else:
-            # In an Annotated, the first name stands where a default would.
+            # In an Annotated, the first name takes the place of a default.
             words = (self.info.default, *(self.info.param_decls or ()))
             names = [f"`{own}`" for own in words if isinstance(own, str)]
             shown = ", ".join(names) + ("" if self.is_flag else f" {_code(self.metavar)}")

@@ -1,6 +1,6 @@
-"""Write ropext/families/defaults.json: what an absent config key means, per model type.
+"""Write ropext/families/defaults.json: the meaning of an absent config key, per model type.
 
-Run with the transformers version whose defaults are wanted (a test holds the file against it):
+Run it with the transformers version whose defaults are wanted (a test compares the file with it):
 
     python scripts/make_defaults.py [FILE]
 """

@@ -1,14 +1,13 @@
-"""Merge what is known of loaders into the table that the package reads, and renew its pages.
+"""Merge the known facts about loaders into the table that the package reads, and renew its pages.
 
     python scripts/make_loaders.py
 
-scripts/loaders/facts.json holds what is known by hand, each fact with the versions in which it
-holds and with what stands behind it; scripts/loaders/measured.json holds what engines answered, and
-scripts/loaders/measure.py alone writes it. A verdict that was measured is told in the words of the
-fact that says the same, in its own family or of a Llama. Where a fact contradicts a measurement or
-another fact, nothing is written: narrow its versions, take it out, or write into its cell "over",
-with the verdict that it is to stand over. A fact about versions that no column has makes a range of
-its own, which is listed for the families of that fact alone.
+scripts/loaders/facts.json holds facts written by hand, each with its versions and its evidence.
+scripts/loaders/measured.json holds the engines' answers, and only scripts/loaders/measure.py writes
+it. A measured verdict gets the words of a fact with the same verdict, in its own family or for a
+Llama. If a fact contradicts a measurement or another fact, nothing is written: narrow its versions,
+remove it, or write "over" into its cell, with the verdict that it overrides. A fact about versions
+without a column makes a range of its own, which is listed for the families of that fact alone.
 """
 
 import json
@@ -20,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# The tree in which this script lies, whichever ropext is installed.
+# This script's own tree, whichever ropext is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ropext.families.loaders.lookup import NEEDS
@@ -41,7 +40,7 @@ COPIED = ("aliases", "file_readers", "evidence", "methods", "kinds")
 # What a server announces in the place of the target, as serving.py counts it.
 ANNOUNCED = ("target times factor", "original length")
 SERVE = ("serve_directories", "serve_files")
-# By what a GGUF carries its spectrum; "-attn": with an attention factor of its own.
+# The ways in which a GGUF carries its spectrum; "-attn": with an attention factor of its own.
 CARRIERS = ("theta", "linear", "yarn", "freqs", "factors")
 
 Json = Mapping[str, Any]
@@ -61,12 +60,15 @@ class Cell:
     evidence: str = "engine"
     needs: str = ""
     otherwise: str = "different"
-    over: str = ""  # the verdict that this one stands over
+    over: str = ""  # the verdict that this one overrides
     spans: tuple[VersionSpan, ...] = ()  # the versions of the fact
 
     def told_as(self, fact: "Cell") -> "Cell":
-        """This measured verdict in the words and with the conditions of a fact that says the same;
-        a flag is the measurement's business: where the length is right, none is needed."""
+        """Return this measured verdict with the words and conditions of a fact with the same
+        verdict.
+
+        The flag comes from the measurement: if the length is right, none is needed.
+        """
         words = fact
         if fact.flag and self.verdict == "same" and not self.flag:
             words = self
@@ -81,7 +83,7 @@ class Cell:
         )
 
     def to_json(self, evidence: str) -> str | dict[str, str]:
-        """The cell as the table has it, in a group of that evidence."""
+        """Return the cell as the table has it, in a group of that evidence."""
         out = {"is": self.verdict}
         for key in ("why", "flag", "needs"):
             if getattr(self, key):
@@ -98,13 +100,14 @@ class Fact:
     """What is known of one loader in some versions and families."""
 
     loader: str
-    spans: tuple[VersionSpan, ...]  # none: of a loader whose versions have no numbers
+    spans: tuple[VersionSpan, ...]  # empty for a loader whose versions have no numbers
     families: tuple[str, ...]
     ran: str
     cells: Mapping[str, Cell]
 
     def holds_in(self, spans: Sequence[VersionSpan]) -> bool:
-        """Whether the fact is about these versions; they lie in its own or outside of them."""
+        """Return whether the fact is about these versions; they are all inside or all outside of
+        its own."""
         if not self.spans:
             return not spans
         return any(own.overlaps(span) for own in self.spans for span in spans)
@@ -112,7 +115,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Column:
-    """The versions of a loader that are told together."""
+    """The versions of a loader that share one column."""
 
     loader: str
     label: str
@@ -135,7 +138,7 @@ class Reader:
 
 
 def spans_of(text: str) -> tuple[VersionSpan, ...]:
-    """The spans of "0.8, 0.11", "4.51-4.57" or "0.30-", which has no end."""
+    """Return the spans of "0.8, 0.11", "4.51-4.57" or "0.30-", which has no end."""
     spans = list[VersionSpan]()
     for part in filter(None, text.replace(" ", "").split(",")):
         low, dash, high = part.partition("-")
@@ -151,7 +154,7 @@ def spans_of(text: str) -> tuple[VersionSpan, ...]:
 
 
 def label_of(spans: Sequence[VersionSpan]) -> str:
-    """How a range is called: the versions as people write them."""
+    """Return the name of a range: the versions as people write them."""
     parts = list[str]()
     for span in spans:
         first = ".".join(map(str, span.first))
@@ -168,7 +171,7 @@ def label_of(spans: Sequence[VersionSpan]) -> str:
 
 
 def dotted(version: Version) -> str:
-    """A version as the table has it; an end that never comes is empty."""
+    """Return a version as the table has it; an end that never comes is empty."""
     return "" if version == NEVER else ".".join(map(str, version))
 
 
@@ -181,7 +184,7 @@ def columns_of(data: Json) -> list[Column]:
 
 
 def facts_of(data: Json, columns: Sequence[Column]) -> list[Fact]:
-    """The facts, each checked: a mistake in one is said with its loader and families."""
+    """Return the facts, each checked; the error for a mistake names its loader and families."""
     facts = list[Fact]()
     for row in data["facts"]:
         try:
@@ -244,8 +247,8 @@ def _cell(
 
 
 def readers_of(columns: Sequence[Column], facts: Sequence[Fact]) -> list[Reader]:
-    """The ranges of versions: each column, cut where a fact begins or ends, and after those of a
-    loader the versions that facts alone are about."""
+    """Return the ranges of versions: each column, cut if a fact begins or ends inside, and after a
+    loader's columns the versions that only facts are about."""
     readers = list[Reader]()
     for loader in dict.fromkeys(column.loader for column in columns):
         mine = [column for column in columns if column.loader == loader]
@@ -266,7 +269,7 @@ def readers_of(columns: Sequence[Column], facts: Sequence[Fact]) -> list[Reader]
 
 
 def _cut(spans: Iterable[VersionSpan], facts: Iterable[Fact]) -> list[VersionSpan]:
-    """The same versions in pieces: no fact holds in a part of one."""
+    """Return the same versions in pieces: no fact holds in a part of a piece."""
     bounds = set[Version]()
     for fact in facts:
         for span in fact.spans:
@@ -280,7 +283,7 @@ def _cut(spans: Iterable[VersionSpan], facts: Iterable[Fact]) -> list[VersionSpa
 
 
 def _joined(pieces: Iterable[VersionSpan], facts: Sequence[Fact]) -> list[tuple[VersionSpan, ...]]:
-    """The pieces in which the same facts hold, together again; the newest first."""
+    """Join the pieces in which the same facts hold; the newest come first."""
     together = dict[tuple[int, ...], list[VersionSpan]]()
     for piece in pieces:
         holding = tuple(k for k, fact in enumerate(facts) if fact.holds_in([piece]))
@@ -293,7 +296,7 @@ def _joined(pieces: Iterable[VersionSpan], facts: Sequence[Fact]) -> list[tuple[
 
 
 def _outside(spans: Iterable[VersionSpan], listed: Sequence[VersionSpan]) -> list[VersionSpan]:
-    """The versions of these spans that lie in none of the others."""
+    """Return the versions of these spans that are in none of the others."""
     bounds = set[Version]()
     for span in (*spans, *listed):
         bounds |= {span.first, span.end}
@@ -312,7 +315,7 @@ Place = tuple[str, str, str, tuple[VersionSpan, ...]]
 
 
 def merge(data: Json, measured: Json) -> Json:
-    """The table of these facts and measurements; Refused says what contradicts what."""
+    """Return the table of these facts and measurements; Refused names the contradictions."""
     columns = columns_of(data)
     facts = facts_of(data, columns)
     readers = readers_of(columns, facts)
@@ -340,7 +343,7 @@ def merge(data: Json, measured: Json) -> Json:
 
 
 def _check_programs(data: Json, files: Json) -> None:
-    """Check what is known of programs that run files; a mistake is said with the program."""
+    """Check the facts about programs that run files; the error for a mistake names the program."""
     names = {"*", *files["architectures"], *files["experts"].values()}
     for row in files["architectures"].values():
         names |= {row["type"], row.get("windowed", row["type"]), *row.get("also", ())}
@@ -372,7 +375,7 @@ def _check_programs(data: Json, files: Json) -> None:
 
 
 def _check_serve_lines(data: Json, columns: Sequence[Column]) -> None:
-    """Check the templates of serve lines: whom they are about, and what a server announces."""
+    """Check the templates of serve lines: their loaders, and the length that a server announces."""
     loaders = {column.loader for column in columns}
     programs = {program["loader"] for program in data["programs"]}
     for template in data["serve_directories"]:
@@ -388,8 +391,11 @@ def _check_serve_lines(data: Json, columns: Sequence[Column]) -> None:
 
 
 def _of_files(program: Json, files: Json) -> Reader:
-    """A program that runs GGUF files, with a cell for each architecture and all that carries a
-    spectrum there; the architecture's type in transformers is named where it decides."""
+    """Return a program that runs GGUF files, with a cell for each architecture and each carrier of
+    a spectrum.
+
+    The architecture's type in transformers is listed if it decides.
+    """
     column = Column(program["loader"], program["label"], ())
     reader = Reader(column, program["label"], (), ())
     for name, row in files["architectures"].items():
@@ -407,7 +413,8 @@ def _of_files(program: Json, files: Json) -> Reader:
 
 
 def _file_cells(program: Json, name: str, row: Json, text_type: str) -> dict[str, Cell]:
-    """What a program makes of an architecture: what is known of its type, of itself, or of all."""
+    """Return a program's cells for an architecture: from facts about its type, about itself, or
+    about all."""
     known = _known_of(program, text_type, name)
     is_first = "evidence" not in program  # llama.cpp, whose evidence is the architecture's
     evidence = row.get("evidence", "engine") if is_first else program["evidence"]
@@ -428,7 +435,7 @@ def _file_cells(program: Json, name: str, row: Json, text_type: str) -> dict[str
 
 
 def _known_of(program: Json, *names: str) -> Json:
-    """The cells of the first of these names that a fact is about, else of all families."""
+    """Return the cells of the first of these names that a fact is about, else of all families."""
     by_family = dict[str, Json]()
     for fact in program.get("facts", ()):
         by_family |= dict.fromkeys(fact["families"], fact["cells"])
@@ -436,7 +443,8 @@ def _known_of(program: Json, *names: str) -> Json:
 
 
 def _by_its_one_program(cell: Cell, program: Json, name: str, row: Json) -> Cell:
-    """An architecture that one program alone knows is an error in the others."""
+    """Turn the cell of an architecture that one program alone knows into an error for the
+    others."""
     only = row.get("only", "").lower()
     if not only:
         return cell
@@ -447,7 +455,8 @@ def _by_its_one_program(cell: Cell, program: Json, name: str, row: Json) -> Cell
 
 
 def _idle(facts: Sequence[Fact], stood: set[Place]) -> list[str]:
-    """What is said of each cell that stands over nothing: what it contradicted is gone."""
+    """Return a sentence about each cell whose "over" overrides nothing, because the contradiction
+    is gone."""
     idle = list[str]()
     for fact in facts:
         for family in fact.families:
@@ -464,7 +473,7 @@ class Merging:
 
     reader: Reader
     contradictions: list[str]
-    stood: set[Place]  # the cells that stood over another
+    stood: set[Place]  # the cells that override another
 
     def refuse(self, family: str, kind: str, what: str) -> None:
         """Note a contradiction, to go on and find the others."""
@@ -516,7 +525,7 @@ class Merging:
         return cell.told_as(fact)
 
     def _held_against(self, fact: Cell, cell: Cell, family: str, kind: str, ran: str) -> Cell:
-        """The cell of a fact that was measured, too."""
+        """Return the cell of a fact that was measured, too."""
         if fact.over == cell.verdict:
             self.stood.add((self.reader.column.loader, family, kind, fact.spans))
             return fact
@@ -541,7 +550,7 @@ def _measured_cell(said: str | Json, evidence: str) -> Cell:
 
 
 def _reader_json(reader: Reader) -> Json:
-    """A reader as the table has it: families that read alike stand together."""
+    """Return a reader as the table has it: families that read alike form one group."""
     groups = list[dict[str, Any]]()
     for family, cells in reader.families.items():
         evidence = next(iter(cells.values())).evidence
@@ -566,7 +575,7 @@ def _reader_json(reader: Reader) -> Json:
 
 
 def text_of(table: Json) -> str:
-    """The table as its file holds it, which no one edits."""
+    """Return the table as its file holds it, which no one edits."""
     return json.dumps(table, indent=1, ensure_ascii=False) + "\n"
 
 

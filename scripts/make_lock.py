@@ -2,9 +2,9 @@
 
     python scripts/make_lock.py [--wheels FOLDER]
 
-Run it with CPython 3.11 on Linux x86-64, for which the lock is. pip chooses the versions: those of
-constraints.txt, and the newest of what these need. torch's wheel for a CPU comes from its own
-index, or from FOLDER.
+Run it with CPython 3.11 on Linux x86-64, for which the lock is. pip chooses the versions:
+constraints.txt's, and the newest versions of further dependencies. torch's wheel for a CPU comes
+from its own index, or from FOLDER.
 """
 
 import argparse
@@ -28,7 +28,7 @@ HEAD = """\
 
 
 def chosen(sources: list[str]) -> list[dict]:
-    """What pip would install into an empty environment."""
+    """Return the packages that pip would install into an empty environment."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     words = ["install", "--dry-run", "--ignore-installed", "--quiet", "--only-binary", ":all:"]
     words += ["--report", "-", "--constraint", str(ROOT / "constraints.txt"), *sources]
@@ -38,7 +38,7 @@ def chosen(sources: list[str]) -> list[dict]:
 
 
 def line(wheel: dict) -> str:
-    """A wheel's name, version and hash, as pip reads them."""
+    """Return a wheel's name, version and hash, as pip reads them."""
     name, version = wheel["metadata"]["name"], wheel["metadata"]["version"]
     place = urlsplit(wheel["download_info"]["url"])
     if place.scheme == "file":

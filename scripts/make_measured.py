@@ -1,11 +1,11 @@
-"""Write ropext/planning/measured.json: what untrained scaling gave on the model of the README.
+"""Write ropext/planning/measured.json: the effect of untrained scaling on the README's model.
 
     python scripts/make_measured.py [FILE]
 
 It reads the cells that benchmarks/real_model.py and real_model_keys.py wrote. `worse` is the loss
-in nats per token above that of truncated text, on the same tokens, over the far half of the texts.
-`inside` is the same over the tokens inside the context. `found` is the share of the needles found
-that truncation cuts off.
+in nats per token above the loss on truncated text, on the same tokens, over the far half of the
+texts. `inside` is the same over the tokens inside the context. `found` is the share of the needles
+found that truncation cuts off.
 """
 
 import json
@@ -34,7 +34,7 @@ FEWEST = 6  # texts, below which a mean is not printed
 
 
 def cells(path: Path) -> dict[str, Any]:
-    """Return what was measured of each text; nothing if the file is not there."""
+    """Return the measurements of each text; nothing if the file is not there."""
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# The tree in which this script lies, whichever ropext is installed.
+# This script's own tree, whichever ropext is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ropext import families
@@ -118,8 +118,8 @@ def released() -> list[str]:
 
 
 def recipe_for(released_as: dict[str, Any], name: str = "") -> Published | None:
-    """Return the recipe of a config's authors, or the one that names the model: the tests' sizes
-    are smaller than the released ones."""
+    """Return the recipe of a config's authors, or the recipe for this model's name: the tests'
+    sizes are smaller than the released ones."""
     for entry in packaged("published.json"):
         if entry["models"] == name:
             return Published(**entry)
@@ -151,7 +151,7 @@ def recipe_cell(recipe: Published | None) -> str:
 
 
 def recipe_link(recipe: Published) -> str:
-    """Return what the authors publish, with its source as a link."""
+    """Return the authors' recipe, with its source as a link."""
     how = recipe.how if recipe.method else f"no scaling; {recipe.card or recipe.context:,} tokens"
     shipped = ", in the released config" if recipe.ships else ""
     address = re.search(r"https://[^\s,]+", recipe.source)
@@ -227,7 +227,7 @@ def planned(model: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def printed(words: list[str]) -> str:
-    """Return what a command prints to stdout."""
+    """Return a command's output on stdout."""
     with (
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()),

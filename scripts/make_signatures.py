@@ -2,9 +2,9 @@
 
     python scripts/make_signatures.py
 
-What stands in a function's own source is taken as it is; the options come from the signature that
-Python shows (ropext/options/door.py). One line holds one function. A test checks that the file is
-what this writes.
+The arguments in a function's own source are copied; the options come from the signature that Python
+shows (ropext/options/door.py). One line holds one function. A test checks that the file is up to
+date.
 """
 
 import ast
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# The tree in which this script lies, whichever ropext is installed.
+# This script's own tree, whichever ropext is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ropext
@@ -38,7 +38,8 @@ ALWAYS = {
 
 
 def imports_of(module: ModuleType, tree: ast.Module) -> dict[str, str]:
-    """Name -> the import that gives it, those of TYPE_CHECKING too, and what the module defines."""
+    """Return name -> the import that gives it, with imports of TYPE_CHECKING and the module's own
+    definitions."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -54,7 +55,7 @@ def imports_of(module: ModuleType, tree: ast.Module) -> dict[str, str]:
 
 
 def of_python(parameter: inspect.Parameter) -> str:
-    """One option, as what a caller may give."""
+    """Return one option with the types that a caller may give."""
     kind = inspect.formatannotation(parameter.annotation)
     kind = kind.replace(inspect.formatannotation(TextsOrPlace), "TextsOrPlace")
     kind = kind.replace("collections.abc.", "").replace("pathlib.", "")
@@ -71,7 +72,7 @@ def definition(own: Any) -> tuple[ModuleType, ast.Module, ast.FunctionDef]:
 def shown_default(
     arg: ast.arg, default: ast.expr | None, shown: inspect.Parameter
 ) -> ast.expr | None:
-    """The default of an argument; where Python shows none in place of it, none may be given."""
+    """Return the default of an argument; if Python shows None in place of it, None may be given."""
     if default is None or shown.default is not None or isinstance(default, ast.Constant):
         return default
     arg.annotation = ast.BinOp(arg.annotation, ast.BitOr(), ast.Constant(None))
@@ -79,7 +80,7 @@ def shown_default(
 
 
 def arguments_of(name: str, node: ast.FunctionDef) -> str:
-    """As they stand, the options spelled out."""
+    """Return the source's arguments with the options spelled out."""
     shown = inspect.signature(getattr(ropext, name)).parameters
     args = node.args
     args.kwarg = None
@@ -92,7 +93,7 @@ def arguments_of(name: str, node: ast.FunctionDef) -> str:
 
 
 def function(name: str) -> tuple[str, set[str]]:
-    """One function, and the imports it takes."""
+    """Return one function, and the imports it takes."""
     module, tree, node = definition(getattr(ropext, name))
     for arg in (*node.args.args, *node.args.kwonlyargs):
         if isinstance(arg.annotation, ast.Constant):  # a name in quotes
@@ -106,7 +107,7 @@ def function(name: str) -> tuple[str, set[str]]:
 
 
 def stub() -> str:
-    """The whole file."""
+    """Return the whole file."""
     made = [function(name) for name in ropext.__all__ if name != "__version__"]
     imports = sorted({line for _, lines in made for line in lines})
     return "\n".join([HEAD, *imports, "", "__version__: str", "", *(text for text, _ in made), ""])

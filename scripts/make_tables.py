@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-# The tree in which this script lies, whichever ropext is installed.
+# This script's own tree, whichever ropext is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ropext.families.loaders.table import LoaderVersions, TableCell, loader_table, readers
@@ -40,13 +40,13 @@ _MAIN = (
 )
 
 
-# Kinds that ropext writes, and the loaders that stand in the table by family.
+# Kinds that ropext writes, and the loaders that have a column in the table by family.
 _WRITTEN = ("theta", "linear", "llama3", "yarn", "yarn-custom", "longrope", "longrope-custom")
 _ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "mlx", "exllamav3")
 
 
 def methods() -> str:
-    """The tables of docs/methods.md."""
+    """Return the tables of docs/methods.md."""
     lines = ["| method | what it does | saved as rope type | paper |", "|---|---|---|---|"]
     lines += [f"| `{m.name}` | {m.summary} | {m.carried} | {m.paper} |" for m in METHODS.values()]
     lines += ["", "| method | knob | default | meaning |", "|---|---|---|---|"]
@@ -92,7 +92,7 @@ _NOTHING, _UNKNOWN = "-", "."
 
 
 def letters() -> str:
-    """The table of docs/loaders.md."""
+    """Return the table of docs/loaders.md."""
     columns = _columns()
     lines = [f"| {letter} | {text} |" for letter, (text, _) in _LETTERS.items()]
     lines += [f"| {_NOTHING} | none |", f"| {_UNKNOWN} | not measured |", ""]
@@ -106,7 +106,8 @@ def letters() -> str:
 
 
 def _letter(cells: Mapping[str, TableCell], stock: Mapping[str, TableCell]) -> str:
-    """Of the forms that a family can carry: one that stock refuses is no loss."""
+    """Return the letter for the forms that a family can carry: a form that stock refuses is no
+    loss."""
     if "theta" not in cells:
         return _UNKNOWN
     carried = [kind for kind in _WRITTEN if kind not in stock or stock[kind].verdict == "same"]
@@ -119,7 +120,7 @@ def _letter(cells: Mapping[str, TableCell], stock: Mapping[str, TableCell]) -> s
 
 
 def loaders() -> str:
-    """The tables of docs/loaders-in-detail.md."""
+    """Return the tables of docs/loaders-in-detail.md."""
     parts = [_legend(), "### Llama\n\n" + _table("llama")]
     parts += ["### Why, and which flag\n", *(_reasons(reader) for reader in readers())]
     parts += ["### By family: what each engine reads as stock transformers 5\n", _by_family()]
@@ -133,19 +134,20 @@ def _legend() -> str:
 
 
 def _columns() -> list[LoaderVersions]:
-    """The loaders that read other families than Llama."""
+    """Return the loaders that read other families than Llama."""
     return [r for r in readers() if r.loader in _ENGINES and r.families.keys() > {"llama"}]
 
 
 def _families_read(columns: Sequence[LoaderVersions]) -> list[str]:
-    """The families that some loader beside transformers read, but for Llama."""
+    """Return the families, without Llama, that some loader other than transformers reads."""
     others = [column for column in columns if column.loader != "transformers"]
     read = {f for other in others for f, cells in other.families.items() if "theta" in cells}
     return sorted(read - {"llama"})
 
 
 def _by_family() -> str:
-    """List the forms that ropext writes, for the families that were read by several loaders."""
+    """Return the table of the forms that ropext writes, for the families that several loaders
+    read."""
     columns = _columns()
     lines = [
         "| family | " + " | ".join(map(_title, columns)) + " |",
@@ -189,7 +191,8 @@ def _word(cell: TableCell | None) -> str:
 
 
 def _reasons(reader: LoaderVersions) -> str:
-    """List what the cells of Llama have to say; kinds that say the same stand together."""
+    """Return a list of the reasons in the cells of Llama; kinds with the same reason share a
+    line."""
     kinds = dict[tuple[str, str, str], list[str]]()
     for kind, cell in reader.families.get("llama", {}).items():
         if cell.verdict != "same" or cell.why or cell.flag:
@@ -212,7 +215,7 @@ def _flag(flag: str) -> str:
 
 
 def _families(reader: LoaderVersions) -> str:
-    """List the families other than Llama, those that read alike together."""
+    """Return a list of the families other than Llama; families that read alike share an entry."""
     alike: dict[tuple[tuple[str, TableCell], ...], list[str]] = {}
     for family, cells in reader.families.items():
         if family != "llama":
@@ -235,7 +238,7 @@ def _group(reader: LoaderVersions, names: Sequence[str], cells: Mapping[str, Tab
 
 
 def tasks() -> str:
-    """The table of docs/reference/tasks.md."""
+    """Return the table of docs/reference/tasks.md."""
     lines = ["| `--tasks` | what is asked | asked in |", "|---|---|---|"]
     for task in TASKS:
         lines.append(f"| `{task.name}` | {task.summary} ({task.details}) | {_asked_in(task)} |")
@@ -254,13 +257,13 @@ _FILE_KINDS = ("theta", "linear", "yarn", "freqs", "factors")
 
 
 def gguf() -> str:
-    """The tables of docs/reference/gguf-support.md."""
+    """Return the tables of docs/reference/gguf-support.md."""
     data = json.loads((ROOT / "ropext/loaders/gguf.json").read_text("utf-8"))
     return "\n".join([*_architectures(data), "", *_refused(data), "", *_programs()]) + "\n"
 
 
 def _architectures(data: Mapping[str, Any]) -> list[str]:
-    """What llama.cpp carries for each architecture."""
+    """Return the table of the forms that llama.cpp carries for each architecture."""
     lines = [
         "| architecture | model type | theta | linear | yarn | any frequencies | attention factor "
         "| full-attention layers | evidence |",
@@ -299,7 +302,7 @@ def _yes(is_so: bool) -> str:
 
 
 def _refused(data: Mapping[str, Any]) -> list[str]:
-    """The architectures that ropext refuses by name, with the reason."""
+    """Return the table of the architectures that ropext refuses by name, with the reason."""
     lines = ["| refused | architectures |", "|---|---|"]
     for reason, names in data["refused"].items():
         lines.append(f"| {reason} | {', '.join(f'`{name}`' for name in names)} |")
@@ -307,7 +310,7 @@ def _refused(data: Mapping[str, Any]) -> list[str]:
 
 
 def _programs() -> list[str]:
-    """What each program computes of a file, by architecture."""
+    """Return the table of each program's reading of a file, by architecture."""
     lines = [
         "| program | version | architectures | theta | linear | yarn | `rope_freqs` "
         "| `rope_factors` | evidence |",
@@ -328,7 +331,7 @@ def _programs() -> list[str]:
 
 
 def _of_file(cells: Mapping[str, TableCell], kind: str) -> str:
-    """A verdict, and the one with an attention factor if it differs."""
+    """Return a verdict, and the one with an attention factor if it differs."""
     verdict = cells[kind].verdict
     other = cells[f"{kind}-attn"].verdict
     return verdict if other == verdict else f"{verdict}; with an attention factor: {other}"
@@ -344,7 +347,7 @@ TABLES = {
 
 
 def renewed(name: str) -> str:
-    """A page with its table as it should be."""
+    """Return a page with its table as it should be."""
     before, rest = (ROOT / name).read_text("utf-8").split(BEGIN)
     after = rest.split(END)[1]
     return f"{before}{BEGIN}\n{TABLES[name]()}{END}{after}"

@@ -1,5 +1,5 @@
-"""Ask real servers as `ropext eval --endpoint` does, and hold what they count and tell against what
-is known of them.
+"""Ask real servers as `ropext eval --endpoint` does, and compare their counts and losses with known
+ones.
 
     python scripts/ports.py llama-server PROGRAM MODEL.gguf -o DIR [--lengths 1k,2k] [--items 1]
     python scripts/ports.py vllm PYTHON -o DIR
@@ -7,8 +7,8 @@ is known of them.
 llama-server: an unscaled GGUF is extended by YaRN to twice its context, and served with its caches
 in 16, 8 and 4 bits, and unscaled; `ropext compare` pairs the answers. vLLM (PYTHON is of its
 environment): the bundled model is extended to four times its context, and the perplexities of its
-port must be those of its directory. DIR keeps what was measured, and the same command goes on;
-DIR/llama-server.md and DIR/vllm.md have what was printed. `.ci/slow port` runs both.
+port must equal those of its directory. DIR keeps the measurements, and the same command resumes.
+DIR/llama-server.md and DIR/vllm.md have the printed text. `.ci/slow port` runs both.
 """
 
 import argparse
@@ -27,16 +27,16 @@ from typing import Any
 CACHES = {"f16": (), "q8": ("q8_0",), "q4": ("q4_0",)}
 WINDOW = 1024  # tokens to which texts are cut: each prompt is read by one core
 PATIENCE = 3600  # seconds for one answer
-SMALL = 2048  # tokens of a server that must refuse what is longer
+SMALL = 2048  # tokens of a server that must refuse longer prompts
 STARTS = 1200  # seconds that a server may take until it answers
 # Between a number of a port and its directory's: float32 on two engines, whose sums have another
 # order.
 SAME = 1e-4
-CONTEXT = 256  # of the bundled model
+CONTEXT = 256  # context of the bundled model
 FACTOR = 4
 LENGTHS = "256,512"
 DOCS = 8
-# The bundled model answers nothing in words; what is seen is how its prompts are counted.
+# The bundled model answers nothing in words; this shows only how its prompts are counted.
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -44,7 +44,7 @@ TEMPLATE = (
 
 
 def ropext(*words: object) -> str:
-    """Run one command, and return what it printed."""
+    """Run one command, and return its output."""
     command = [sys.executable, "-P", "-m", "ropext", *map(str, words)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -54,7 +54,7 @@ def ropext(*words: object) -> str:
 
 @contextmanager
 def serving(words: Sequence[object], log: Path, **environment: str) -> Iterator[str]:
-    """The address of a server, once its model is loaded."""
+    """Yield the address of a server, once its model is loaded."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -80,7 +80,7 @@ def serving(words: Sequence[object], log: Path, **environment: str) -> Iterator[
 
 
 def evaluated(url: str, output: Path, *words: object) -> dict[str, Any]:
-    """What an evaluation of a port says, whether it is measured now or was before."""
+    """Return the results of an evaluation of a port, whether it is measured now or was before."""
     printed = output.with_suffix(".txt")
     if not printed.exists():
         printed.write_text(ropext("eval", "--endpoint", url, *words, "-o", output), "utf-8")
@@ -89,8 +89,8 @@ def evaluated(url: str, output: Path, *words: object) -> dict[str, Any]:
 
 
 def counted_alike(name: str, results: Mapping[str, Any], questions: int) -> str:
-    """That every question has an outcome, and that each prompt is as long for the server as it was
-    counted."""
+    """Check that every question has an outcome, and that the server and ropext count each prompt
+    alike."""
     lines = []
     for row in results["variants"]["port"]["outcomes"]:
         outcomes = {kind: count for kind, count in row["counts"].items() if count}
@@ -140,8 +140,8 @@ def cache_flags(kind: str = "") -> tuple[str, ...]:
 
 
 def perplexity_of_a_port(python: Path, room: Path) -> str:
-    """Ask vLLM for the perplexity of the bundled model, extended and beside it unscaled, and hold
-    each number against that of the directory."""
+    """Ask vLLM for the perplexity of the bundled model, extended and unscaled, and compare each
+    number with the directory's."""
     from ropext.base.bundled import MODELS
 
     base = MODELS["ropext://demo"]
@@ -174,7 +174,8 @@ def perplexity_of_a_port(python: Path, room: Path) -> str:
 
 
 def numbers_alike(port: Mapping[str, Any], directory: Mapping[str, Any]) -> str:
-    """Each number of a port beside that of its directory; the furthest apart must be alike."""
+    """Return a line for each number of a port and its directory's; the furthest apart must be
+    alike."""
     lines = []
     for label, of_directory in (("port", "extended"), ("base", "base")):
         told = port["variants"][label]["metrics"]
@@ -189,7 +190,7 @@ def numbers_alike(port: Mapping[str, Any], directory: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Ask one program, and keep what was said."""
+    """Ask one program, and keep the printed text."""
     parser = argparse.ArgumentParser(description=__doc__)
     programs = parser.add_subparsers(dest="program", required=True)
     llama = programs.add_parser("llama-server")

@@ -1,10 +1,10 @@
-"""Run every line of the README as it stands, in a fresh clone and then in an empty folder.
+"""Run every line of the README unchanged, in a fresh clone and then in an empty folder.
 
     python scripts/readme_lines.py FOLDER
 
-FOLDER must not exist. The lines that install come first and run in a clone, all others in an empty
-folder beside it that holds a copy of the bundled model as ./model. Left out, by name:
-what uploads, what wants a container engine, and the line of the tests, which .ci/run is.
+FOLDER must not exist. The lines that install come first and run in a clone. All others run in an
+empty folder next to it that holds a copy of the bundled model as ./model. Uploads, lines for a
+container engine, and the line of the tests, which .ci/run is, are left out by name.
 """
 
 import os
@@ -30,7 +30,7 @@ model = transformers.AutoModelForCausalLM.from_pretrained("./model")
 
 
 def run(command: list[str], folder: Path, path: str) -> None:
-    """One command, timed; the end of what it said where it failed."""
+    """Run one command and time it; if it failed, print the end of its output."""
     began = time.monotonic()
     environment = os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1"}
     environment.pop("VIRTUAL_ENV", None)

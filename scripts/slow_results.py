@@ -46,7 +46,8 @@ COVERED = {
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
-    """(language, lines) of each fenced block of a page; "sh" for indented lines, one by one."""
+    """Return (language, lines) of each fenced block of a page; "sh" for indented lines, one by
+    one."""
     found = r"^```(\w+)\n(.*?)^```$|^    (\S[^\n]*)$"
     return [
         (own[1], own[2]) if own[1] else ("sh", own[3] + "\n")
@@ -55,7 +56,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
 
 
 def content(root: Path, what: str) -> str:
-    """The data or pins of that name, without comments and prose."""
+    """Return the data or pins of that name, without comments and prose."""
     file, _, part = what.partition(": ")
     text = (root / file).read_text("utf-8")
     if file == "README.md":
@@ -78,13 +79,14 @@ def digest(root: Path, what: str) -> str:
 
 
 def newest(root: Path, part: str) -> Path | None:
-    """A part's result; the names end in their dates."""
+    """Return a part's result; the names end in their dates."""
     found = sorted((root / "benchmarks" / "results").glob(f"slow-{part}-2*.md"))
     return found[-1] if found else None
 
 
 def stale(root: Path) -> list[str]:
-    """A sentence for each part whose result is of other tables, pins or lines than those here."""
+    """Return a sentence for each part whose result has other tables, pins or lines than those
+    here."""
     out = []
     for part, covered in COVERED.items():
         file = newest(root, part)
@@ -98,7 +100,7 @@ def stale(root: Path) -> list[str]:
 
 
 def write(root: Path, part: str, log: str) -> Path:
-    """The dated result of a part, in the place of its last one."""
+    """Write the dated result of a part, in the place of its last one."""
     lines = [line for line in log.splitlines() if line.strip()][-KEPT.get(part, 60) :]
     covered = [f"- {what}: {digest(root, what)}" for what in COVERED[part]]
     head = f"# .ci/slow {part} ({date.today()})"
@@ -113,7 +115,7 @@ def write(root: Path, part: str, log: str) -> Path:
 
 
 def floors(root: Path) -> list[str]:
-    """Each dependency, and each of `ropext serve`, at the oldest version that is allowed."""
+    """Return each dependency, and each of `ropext serve`, at its oldest allowed version."""
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     wishes = list(project["dependencies"])
     # transformers is a dependency already, and pip takes no extra in a constraint.

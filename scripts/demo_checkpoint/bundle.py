@@ -43,7 +43,8 @@ cut. Made by `python -m scripts.demo_checkpoint.bundle`.
 
 
 def cut(document: Document, encoder: CachedEncoder) -> tuple[Document, int]:
-    """The document's first `LONGEST` tokens at most, to a line end, and how many tokens it has."""
+    """Return the document's first `LONGEST` tokens at most, to a line end, and how many tokens it
+    has."""
     kept: list[str] = []
     tokens = 0
     for line in document.text.splitlines(keepends=True):
@@ -68,7 +69,8 @@ def as_lines(documents: list[Document]) -> bytes:
 
 
 def fitted(documents: list[Document]) -> list[Document]:
-    """As many documents as `MOST_BYTES` compressed allow, in an order that mixes packages."""
+    """Return as many documents as `MOST_BYTES` compressed allow, in an order that mixes
+    packages."""
     mixed = sorted(documents, key=lambda d: hashlib.sha256(d.path.encode()).digest())
     while len(gzip.compress(as_lines(mixed), mtime=0)) > MOST_BYTES:
         mixed.pop()

@@ -53,7 +53,7 @@ def read_log(run: Path) -> list[dict[str, Any]]:
 
 
 def stages_in_words(log: list[dict[str, Any]]) -> str:
-    """At which token count each window began."""
+    """Return at which token count each window began."""
     begun: dict[int, int] = {}
     for entry in log:
         if "window" in entry:

@@ -1,8 +1,8 @@
-"""Training rows of the demo checkpoint: text, and three kinds that teach retrieval.
+"""Make training rows of the demo checkpoint: text, and three kinds that teach retrieval.
 
-The retrieval rows come from the functions of the tasks, in other wordings and other fillers.
-Their loss lies on the answer tokens only: with loss everywhere the filler drowns the few answers,
-and tens of millions of tokens teach no retrieval at all.
+The retrieval rows come from the functions of the tasks, in other wordings and other fillers. Their
+loss counts the answer tokens only: with loss everywhere the filler drowns the few answers, and tens
+of millions of tokens teach no retrieval at all.
 """
 
 import random
@@ -91,7 +91,7 @@ class RowMaker:
         self.text = running_text(self.stream)
 
     def row(self, kind: str, window: int, progress: float, rng: random.Random) -> Row:
-        """A row of exactly `window` tokens; `progress` goes from 0 to 1 over the training."""
+        """Make a row of exactly `window` tokens; `progress` goes from 0 to 1 over the training."""
         if kind == "text":
             return Row(self.text(window, rng), list(range(1, window)))
         if kind == "dense":
@@ -109,7 +109,7 @@ class RowMaker:
         return Row([*prompt, *answer], list(range(len(prompt), window)))
 
     def dense(self, window: int, rng: random.Random) -> Row:
-        """Statements and questions in any order; a name is asked for once at most."""
+        """Make statements and questions in any order; a name occurs in one question at most."""
         template = rng.choice(MANY_KEYS)
         names = rng.sample(NOUNS, len(NOUNS))
         keys: dict[str, str] = {}  # stated and not asked for yet
@@ -133,7 +133,7 @@ class RowMaker:
         return Row(tokens[:window], scored)
 
     def repeat(self, window: int, rng: random.Random) -> Row:
-        """A span of random or real tokens, filler or none, the span again."""
+        """Make a span of random or real tokens, filler or none, the span again."""
         longest = window // 2
         size = longest if rng.random() < 0.3 else rng.randrange(8, longest + 1)
         source: Haystack = self.ordinary if rng.random() < 0.6 else self.text
@@ -157,7 +157,7 @@ class RowMaker:
 
 
 def draw_distance(rng: random.Random, progress: float) -> float:
-    """A share of the room: half log-uniform, half uniform; late in training more long ones."""
+    """Draw a share of the room: half log-uniform, half uniform; late in training more long ones."""
     if rng.random() < 0.4 * progress:
         return rng.uniform(0.6, 1.0)
     if rng.random() < 0.5:
@@ -174,6 +174,6 @@ def batch_rows(
     seed: int,
     step: int,
 ) -> list[Row]:
-    """The rows of one training step: they depend on the seed and the step alone."""
+    """Make the rows of one training step: they depend on the seed and the step alone."""
     rng = derived_rng(seed, "rows", step)
     return [maker.row(mixture.draw(rng), window, progress, rng) for _ in range(count)]

@@ -1,7 +1,8 @@
-"""The text that every machine with Python has: the standard library's sources, split by package.
+"""Read the text that every machine with Python has: the standard library's sources, split by
+package.
 
-A held-out package has no sibling in training: all its files are held out, a top-level module
-counts as a package of its own, and a file whose lines mostly stand in an earlier file is dropped.
+A held-out package has no sibling in training: all its files are held out. A top-level module counts
+as a package of its own. A file is dropped if most of its lines are in an earlier file.
 """
 
 import sysconfig
@@ -55,7 +56,7 @@ def library() -> Path:
 
 
 def read_documents(root: Path) -> list[Document]:
-    """Every source file under `root`, in path order, near-duplicates dropped."""
+    """Return every source file under `root`, in path order, near-duplicates dropped."""
     documents = []
     seen: set[str] = set()
     for path in sorted(root.rglob("*.py")):
@@ -82,7 +83,7 @@ def read_source(path: Path) -> str:
 
 
 def package_of(relative: Path) -> str:
-    """`email/message.py` is of `email`; `_strptime.py` of `strptime`."""
+    """Return the package: `email/message.py` belongs to `email`, `_strptime.py` to `strptime`."""
     return relative.parts[0].removesuffix(".py").lstrip("_")
 
 

@@ -10,7 +10,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def train_tokenizer(texts: Sequence[str]) -> Any:
-    """A `transformers` tokenizer trained on `texts`; the same texts give the same tokenizer."""
+    """Train a `transformers` tokenizer on `texts`; the same texts give the same tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

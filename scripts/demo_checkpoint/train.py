@@ -31,12 +31,12 @@ CONTEXT = 256
 STEP_TOKENS = 6144
 PEAK_RATE = 2e-3
 WARM_UP = 200  # steps
-DECAY_FROM = 0.6  # of the token budget
+DECAY_FROM = 0.6  # share of the token budget
 WEIGHT_DECAY = 0.05
 CHECK_EVERY = 100  # steps
 SAVE_EVERY = 300  # steps
 COMPETENT = 0.85
-STAGE_LIMIT = 0.2  # of the token budget: a window that is not learned by then is left anyway
+STAGE_LIMIT = 0.2  # share of the token budget: a window that is not learned by then is left anyway
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ STAGES = (
 
 @dataclass
 class Progress:
-    """Where a training stands."""
+    """The state of a training."""
 
     step: int = 0
     tokens: int = 0
@@ -95,10 +95,10 @@ def rate_at(progress: Progress, budget: int) -> float:
 
 
 def rows_loss(model: Any, body: Any, rows: list[Row]) -> torch.Tensor:
-    """The mean over rows of each row's mean loss on its scored tokens; `body` is the model's own,
-    or a compiled one.
+    """Return the mean over rows of each row's mean loss on its scored tokens.
 
-    The head runs on scored positions only: most rows have few.
+    `body` is the model's own, or a compiled one. The head runs on scored positions only: most rows
+    have few.
     """
     tokens = torch.tensor([row.tokens for row in rows])
     at_row = [i for i, row in enumerate(rows) for _ in row.scored]
@@ -113,7 +113,7 @@ def rows_loss(model: Any, body: Any, rows: list[Row]) -> torch.Tensor:
 
 @torch.no_grad()
 def find_rate(model: Any, encoder: Encoder, hay: Haystack, window: int, step: int) -> float:
-    """The share of 64 fresh passkeys at `window` that greedy decoding would give."""
+    """Return the share of 64 fresh passkeys at `window` that greedy decoding would give."""
     depths = tuple((i + 0.5) / 64 for i in range(64))
     items = passkey.make(encoder, hay, Request(window, depths, step, seed=-1))
     tokens = torch.tensor([[*item.prompt, *item.answer] for item in items])
@@ -225,8 +225,8 @@ class Trainer:
 
 
 def prepare(out: Path) -> RowMaker:
-    """What makes rows out of the standard library of the running interpreter; its tokenizer is
-    trained and saved first."""
+    """Return the maker of rows from the standard library of the running interpreter; its tokenizer
+    is trained and saved first."""
     from transformers import AutoTokenizer
 
     documents, _ = split(read_documents(library()))

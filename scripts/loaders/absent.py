@@ -19,14 +19,14 @@ class Kind(type):
 
 
 class Absent(ModuleType):
-    """A module that has whatever is asked of it."""
+    """A module that has every attribute."""
 
     __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        # A class where the name is of one: others derive from it.
+        # A class if the name is a class's: others derive from it.
         value = Kind(name, (), {}) if name[0].isupper() else MagicMock(name=name)
         setattr(self, name, value)
         return value

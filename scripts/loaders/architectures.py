@@ -1,13 +1,13 @@
-"""Prove rows of the GGUF table: what llama.cpp computes from extended files of small models.
+"""Prove rows of the GGUF table: llama.cpp's numbers from extended files of small models.
 
     python scripts/loaders/architectures.py --engine PYTHON --converter convert_hf_to_gguf.py
         [--work DIR] [ARCHITECTURE ...]
 
 Each architecture gets random weights, wide and sharp, is converted by llama.cpp's own converter
-without a scaling and extended in place by several options. Printed is the largest difference of a
-log-probability in llama.cpp from stock transformers' forward pass with the planned spectrum put
-into its rotary module, over 4 times the window; and the mean one of the untouched file, which has
-to miss by ten tolerances.
+without a scaling and extended in place by several options. The script prints the largest difference
+of a log-probability in llama.cpp from stock transformers' forward pass with the planned spectrum,
+over 4 times the window. It also prints the mean difference of the untouched file, which has to miss
+by ten tolerances.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def write_base(name: str, directory: Path, data: dict[str, Any]) -> None:
         torch.manual_seed(0)
         model = kit._class_for(config).from_config(config, dtype="float32")
     kit.sharpen(model)
-    with torch.no_grad():  # one layer in four rotates, and its norms undo what is wide
+    with torch.no_grad():  # one layer in four rotates, and its norms undo wide weights
         for key, weight in model.named_parameters():
             if key.endswith(("q_norm.weight", "k_norm.weight")):
                 weight += own.get("sharper", 0.0)
@@ -79,7 +79,7 @@ def _transpose(path: Path) -> None:
 
 
 def by_stock(directory: Path, ids: np.ndarray, spectra: list[Any]) -> list[np.ndarray]:
-    """Log-probabilities of stock transformers with each spectrum in place of its own."""
+    """Return log-probabilities of stock transformers with each spectrum in place of its own."""
     import torch
     import transformers
 
@@ -119,7 +119,7 @@ def by_llama(engine: str, ids: Path, files: list[Path], room: Path) -> list[np.n
 
 
 def prove(name: str, room: Path, chosen: argparse.Namespace, data: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     from ropext.files import inspecting
 
     directory, base, ids = room / "base", room / "base.gguf", room / "ids.npy"

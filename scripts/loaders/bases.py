@@ -1,9 +1,9 @@
-"""What the families of the kit are: families.json has the config keys at small sizes, and what
-makes a family's differ from them; null leaves a key out.
+"""The families of the kit, in families.json.
 
-No partial rotary factor is the default of its class, so that a reader that loses it is seen. The
-classes of ministral3 and gpt_oss are scaled by default, and say here that they are not; OLMo 3 has
-its class's theta, another one of which moves the windowed layers in transformers 4.
+It has the config keys at small sizes, and each family's differences from them; null leaves a key
+out. No partial rotary factor is the default of its class, so that a reader that loses it is
+noticed. The classes of ministral3 and gpt_oss are scaled by default, and their keys here undo it.
+OLMo 3 has its class's theta, because another theta moves the windowed layers in transformers 4.
 """
 
 import json
@@ -16,7 +16,7 @@ FAMILIES: dict[str, dict[str, Any]] = _DATA["families"]
 
 
 def keys_of(family: str, sizes: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """What stands in a family's config: of a composite, around the keys of its text part."""
+    """Return the keys of a family's config; a composite's keys go around its text part's."""
     keys = FAMILIES.get(family, {})
     if "text_config" not in keys:
         return _filled(sizes | keys | own)

@@ -1,16 +1,16 @@
-"""Say which forms a loader reads right, and where it does not, what it reads instead.
+"""Print which forms a loader reads right, and if one is wrong, its misreading.
 
     python check.py expected.json answers.json
 
-It needs Python alone. answers.json holds what the loader gave, by family and form:
+It needs Python alone. answers.json holds the loader's numbers, by family and form:
 
     {"llama": {"yarn": {"log_probabilities": {"128": [...], "512": [...]},
                         "embeddings": {"": {"inv_freq": [...], "attention_factor": 1.1}}}}}
 
 log_probabilities are at the positions of expected.json; a length may be left out. So may
-embeddings, which are by layer type ("" where a model has one), and each of their numbers. A form
-of a family that was answered and has no numbers is wrong. Exit code: 0 where all is right, 3 where
-something is wrong, 2 where an answer is for what the kit does not have.
+embeddings, which are by layer type ("" if a model has one), and each of their numbers. A form
+without numbers is wrong if answers.json has its family. Exit code: 0 if all is right, 3 if
+something is wrong, 2 if the kit has no such family, form or length.
 """
 
 import json
@@ -33,8 +33,8 @@ def _of(holder: Data, key: str, where: str) -> Any:
 
 
 def findings(expected: Data, answers: Data) -> dict[str, list[str]]:
-    """FAMILY/FORM -> what is wrong with its reading, for every form of a family that was answered;
-    nothing where it is right."""
+    """Return FAMILY/FORM -> its errors, for every form of an answered family; a right reading has
+    none."""
     out = {}
     for family, own in answers.items():
         forms = _of(expected["families"], family, "family")
@@ -70,7 +70,7 @@ def _wrong(form: Data, answer: Data, tolerances: Data) -> list[str]:
 
 
 def _gap(wanted: Data, given: Data) -> float:
-    """The largest difference at the lengths that were answered."""
+    """Return the largest difference at the answered lengths."""
     if any(len(_of(wanted, at, "length")) != len(given[at]) for at in given):
         return float("inf")
     pairs = [(a, b) for at in given for a, b in zip(wanted[at], given[at], strict=True)]
@@ -78,7 +78,7 @@ def _gap(wanted: Data, given: Data) -> float:
 
 
 def _off(wanted: Any, found: Any) -> float:
-    """The largest relative difference of two numbers or two lists of them."""
+    """Return the largest relative difference of two numbers or two lists of them."""
     wanted, found = ([own] if isinstance(own, int | float) else own for own in (wanted, found))
     if len(wanted) != len(found):
         return float("inf")
@@ -87,7 +87,7 @@ def _off(wanted: Any, found: Any) -> float:
 
 
 def main(expected: str, answers: str) -> int:
-    """Print what is right and wrong; the exit code."""
+    """Print the right and wrong forms; return the exit code."""
     try:
         wrong = findings(*(json.loads(Path(p).read_text("utf-8")) for p in (expected, answers)))
     except NotInKit as error:

@@ -14,6 +14,6 @@ for place in sorted(folder.glob("*/config.json")):
         (place.parent / old).unlink(missing_ok=True)
     try:
         convert(converter, place.parent, place.parent / "model.gguf")
-    except Exception as error:  # a converter fails in its own ways: what it says is kept
+    except Exception as error:  # a converter fails in its own ways: its message is kept
         text = f"{type(error).__name__}: {error}"[:2000]
         (place.parent / "convert.error").write_text(text)

@@ -1,8 +1,8 @@
 """Make a GGUF in float32: python convert_gguf.py CONVERTER DIRECTORY OUT.gguf
 
-CONVERTER is the convert_hf_to_gguf.py of a llama.cpp checkout; it runs as it stands but for the
+CONVERTER is the convert_hf_to_gguf.py of a llama.cpp checkout. It runs unchanged except for the
 vocabulary, whose tokens are named t0, t1, ...: it refuses tokenizers that it does not know, and the
-text is given as token ids. Imports nothing of ropext.
+text is given as token ids. This imports nothing of ropext.
 """
 
 import importlib

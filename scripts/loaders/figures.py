@@ -1,9 +1,9 @@
-"""Count what of the loader table was measured, for the families and forms of checkpoints.py.
+"""Count the measured cells of the loader table, for the families and forms of checkpoints.py.
 
     python scripts/loaders/figures.py
 
-A cell counts where an engine read it or its own functions ran; a family that an engine refuses is
-counted apart, and what is not known does not count.
+A cell counts if an engine read it or its own functions ran. A family that an engine refuses is
+counted apart, and an unknown cell does not count.
 """
 
 from collections import Counter
@@ -19,7 +19,8 @@ LOADERS = ("transformers", "vllm", "sglang", "llama.cpp", "mlx")
 
 
 def cells() -> dict[tuple[str, str, str], loaders.LoaderReading]:
-    """(loader, family, form) -> what the table says, for every form that a family carries."""
+    """Return (loader, family, form) -> the table's verdict, for every form that a family
+    carries."""
     found = {}
     for family in FAMILIES:
         plain = {"model_type": family} | keys_of(family, SIZES, {})

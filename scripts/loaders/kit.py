@@ -1,11 +1,11 @@
-"""A kit for authors of loaders: small checkpoints in each form, and what a right reading gives.
+"""Write a kit for authors of loaders: small checkpoints in each form, and their right readings.
 
     python scripts/loaders/kit.py -o KIT [--family TYPE ...] [--force]
 
 A family has one file of random weights, under which attention is sharp: log-probabilities differ by
-tenths where a loader rotates otherwise. The spectra are those of the papers' transcriptions; the
-log-probabilities are stock transformers', which agrees with them. check.py, which the kit holds
-too, stands alone.
+tenths if a loader rotates otherwise. The spectra come from transcriptions of the papers, and the
+log-probabilities from stock transformers, which agrees with them. check.py, which is part of the
+kit, needs no other file of ropext.
 """
 
 import argparse
@@ -33,15 +33,16 @@ if TYPE_CHECKING:
     import torch
 
 CONTEXT, FACTOR = SIZES["max_position_embeddings"], 4
-LENGTHS = (CONTEXT, CONTEXT * FACTOR)  # of the inputs; the shorter is the start of the longer
-STRIDE = 8  # tokens from one whose log-probability is kept to the next
+# lengths of the inputs; the shorter is the start of the longer
+LENGTHS = (CONTEXT, CONTEXT * FACTOR)
+STRIDE = 8  # the kept log-probabilities are this many tokens apart
 TOLERANCES = {"log_probability": 1e-2, "relative": 4e-6}
-TELLING = 5e-2  # what a misreading moves a log-probability by, at least, to be listed
+TELLING = 5e-2  # a misreading is listed if it moves a log-probability by at least this
 EXPECTED, PLAIN = "expected.json", "plain"
 HERE = Path(__file__).parent
 # LongRoPE's own attention factor, which pair factors alone do not bring.
 LONGROPE = {"method": "longrope", "attention_factor": longrope_attention(FACTOR, CONTEXT)}
-# The form, and how it is asked for. A fitted spectrum is a longrope.
+# The form, and the options that make it. A fitted spectrum is a longrope.
 FORMS: dict[str, dict[str, Any]] = {
     "linear": {"method": "pi"},
     "theta": {"method": "ntk"},
@@ -70,7 +71,7 @@ MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 
 
 def extended(plain: Config, form: str) -> Config:
-    """A family's config in one form; RopextError where it cannot carry that."""
+    """Return a family's config in one form; raise RopextError if it cannot carry that."""
     model, options = families.read(plain), FORMS[form]
     rope = model.scaled_sites[0].rope
     if form == "yarn-mscale" and not rope.softmax_mscale:
@@ -90,7 +91,8 @@ def extended(plain: Config, form: str) -> Config:
 
 
 def spectra(plain: Config, form: str) -> list[dict[str, Any]]:
-    """What each rotary embedding of a family computes in one form, in float64, by the papers."""
+    """Return the spectrum of each rotary embedding of a family in one form, in float64, by the
+    papers."""
     if not PAPERS.is_file():
         raise UsageError(f"the kit takes its spectra from {PAPERS}, which stands in a checkout")
     papers, own = runpy.run_path(str(PAPERS)), FORMS.get(form, {})
@@ -114,7 +116,7 @@ def spectra(plain: Config, form: str) -> list[dict[str, Any]]:
 
 
 def factors(pairs: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The long and the short factors of the kit's longropes; no closed form has them."""
+    """Return the long and the short factors of the kit's longropes; no closed form has them."""
     long, short = (tuple(1 + far * pair / pairs for pair in range(pairs)) for far in (5, 1))
     return long, short
 
@@ -176,16 +178,16 @@ def _released(saved: Config, values: Config) -> Config:
         text = _released(saved["text_config"], values["text_config"])
         return saved | values | {"text_config": text}
     kept = {key: value for key, value in saved.items() if key != "rope_parameters"}
-    # transformers 5 lays a null over a dict by layer types, beside which releases have none.
+    # transformers 5 adds a null to a dict by layer types; releases have none.
     nested = "full_attention" in values.get("rope_parameters", ())
     return kept | ({} if nested else {"rope_scaling": None}) | values
 
 
 def _class_for(config: Any) -> Any:
-    """The auto class that has a config's model."""
+    """Return the auto class that has a config's model."""
     import transformers
 
-    # Of a composite, the first is its text part alone.
+    # For a composite, the first class is its text part alone.
     classes = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
     return next(own for own in classes if type(config) in own._model_mapping)
 
@@ -193,7 +195,8 @@ def _class_for(config: Any) -> Any:
 def log_probabilities(
     directory: Path, config: Config, inputs: Iterable[Sequence[int]]
 ) -> "list[torch.Tensor]":
-    """What stock transformers, by a config, gives to each token after the first of each input."""
+    """Return stock transformers' log-probability, by a config, of each token after the first of
+    each input."""
     import torch
     import transformers
 
@@ -210,7 +213,7 @@ def log_probabilities(
 
 
 def tokens() -> list[int]:
-    """The text of all readings, by a generator that anybody can write down."""
+    """Return the text of all readings, by a generator that anybody can write down."""
     state, out = 1, list[int]()
     while len(out) < LENGTHS[-1]:
         state = state * 1103515245 + 12345 & 0x7FFFFFFF
@@ -219,7 +222,7 @@ def tokens() -> list[int]:
 
 
 def _read(directory: Path, config: Config) -> dict[str, list[float]]:
-    """length -> the log-probabilities of every STRIDE-th token."""
+    """Return length -> the log-probabilities of every STRIDE-th token."""
     found = log_probabilities(directory, config, [tokens()[:length] for length in LENGTHS])
     kept = {length: own[STRIDE - 1 :: STRIDE] for length, own in zip(LENGTHS, found, strict=True)}
     # Four digits are the same with any number of threads.
@@ -231,7 +234,7 @@ def _gap(one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> fl
 
 
 def _write_family(family: str, place: Path) -> dict[str, Any]:
-    """The files of one family; what is expected of a right reading, by form."""
+    """Write the files of one family; return the numbers of a right reading, by form."""
     plain, found = write_base(family, place), dict[str, Any]()
     for form in (PLAIN, *FORMS):
         try:
@@ -252,7 +255,7 @@ def _write_family(family: str, place: Path) -> dict[str, Any]:
 
 
 def write_kit(output: Path, wanted: Iterable[str] = (), *, force: bool = False) -> dict[str, Any]:
-    """Write the kit; what it holds, in numbers."""
+    """Write the kit; return its numbers."""
     import transformers
     from transformers.utils import logging
 
@@ -282,7 +285,7 @@ def write_kit(output: Path, wanted: Iterable[str] = (), *, force: bool = False) 
 
 
 def main(words: Sequence[str]) -> None:
-    """Write the kit as the command line asks, and say what it holds."""
+    """Write the kit as the command line asks, and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--family", action="append", default=[], help="a model type [all]")

@@ -1,16 +1,17 @@
-"""Ask loaders what they make of each family in each form, and write it into the loader table.
+"""Ask loaders how they read each family in each form, and write it into the loader table.
 
     python scripts/loaders/measure.py LOADER --work DIR [--family FAMILY ...]
     (transformers, vllm, llama.cpp, mlx, ctranslate2; by function: sglang, exllamav3)
 
-Each loader gets an environment of its own in DIR and reads the checkpoints of checkpoints.py, once:
-an answer in DIR that is younger than the checkpoints is taken, so that a long run can go on. The
-log-probabilities of an engine are held against stock transformers' across the target; of a loader
-whose kernels do not run here, what its own code makes of each config: the table that every layer
-rotates by, softmax scales, and the length. The loader's groups in measured.json are written anew
-(of the named families alone, where some are), with the versions that read; a family that it fails
-on in every form is there as one that could not be run. Printed is how far each form is off. What is
-known by hand stays in facts.json: `python scripts/make_loaders.py` merges both.
+Each loader gets an environment of its own in DIR and reads the checkpoints of checkpoints.py, once.
+An answer in DIR that is younger than the checkpoints is reused, so that a long run can resume.
+
+An engine's log-probabilities are compared with stock transformers' across the target. If a loader's
+kernels do not run here, the tables that its own code makes from each config are compared instead:
+the table that every layer rotates by, softmax scales, and the length. The script replaces the
+loader's groups in measured.json (only those of the given families, if any), with the versions that
+read. A family that fails in every form is listed as not run. The script prints the difference of
+each form. Facts written by hand stay in facts.json: `python scripts/make_loaders.py` merges both.
 """
 
 import argparse
@@ -63,17 +64,17 @@ class Engine:
 
     loader: str
     column: str  # its versions in the table
-    versions: str  # those that read
+    versions: str  # the versions that read
     pins: tuple[str, ...]  # for pip, one call each
     reader: str
     unwanted: tuple[str, ...] = ()
-    evidence: str = "engine"  # or "function", where its kernels were not run
-    flag: str = ""  # tells it the target, where it announces another length
-    families: tuple[str, ...] = ()  # those that it alone is asked of; none: all others
+    evidence: str = "engine"  # or "function", if its kernels were not run
+    flag: str = ""  # gives it the target, if it announces another length
+    families: tuple[str, ...] = ()  # the families that it alone reads; empty: all others
 
 
 NEW = tuple(checkpoints.FAMILIES)[tuple(checkpoints.FAMILIES).index("mixtral") :]
-# Of one column, the newest first.
+# Engines with the same column: the newest comes first.
 ENGINES = (
     *(
         Engine(
@@ -161,14 +162,14 @@ ENGINES = (
 
 
 def run(*words: str | Path, log: Path | None = None, **environment: str) -> None:
-    """One command; its failure ends the script."""
+    """Run one command; its failure ends the script."""
     keep = log.open("a") if log else None
     command = [str(word) for word in words]
     subprocess.run(command, check=True, stdout=keep, stderr=keep, env=os.environ | environment)
 
 
 def environment(engine: Engine, work: Path) -> Path:
-    """The Python of an environment with the engine's pins, made at the first call."""
+    """Return the Python of an environment with the engine's pins, made at the first call."""
     place = work / f"env-{engine.loader}-{engine.versions.split()[0].strip(',')}"
     python = place / "bin" / "python"
     if not python.exists():
@@ -181,7 +182,7 @@ def environment(engine: Engine, work: Path) -> Path:
 
 
 def llama_cpp_source(work: Path) -> Path:
-    """The checkout of llama.cpp that its package holds."""
+    """Return the checkout of llama.cpp that its package holds."""
     source = work / "llama_cpp_python-0.3.36" / "vendor" / "llama.cpp"
     if not source.exists():
         run("curl", "-sSLo", work / "llama.tar.gz", LLAMA_CPP)
@@ -190,7 +191,7 @@ def llama_cpp_source(work: Path) -> Path:
 
 
 def llama_server(python: Path, work: Path) -> Path:
-    """llama.cpp's server, built at the first call from the same source."""
+    """Return llama.cpp's server, built at the first call from the same source."""
     made = work / "llama-server"
     if not (made / "bin" / "llama-server").exists():
         run(python, "-P", "-m", "pip", "install", "-q", "cmake", log=work / "pip.log")
@@ -201,16 +202,18 @@ def llama_server(python: Path, work: Path) -> Path:
 
 
 def asked(engine: Engine, families: Iterable[str]) -> list[str]:
-    """Those of the families that an engine is asked of."""
+    """Return the families that this engine reads."""
     others = {name for own in ENGINES if own.loader == engine.loader for name in own.families}
     mine = engine.families or [own for own in families if own not in others]
     return [own for own in families if own in mine]
 
 
 def answers(engine: Engine, work: Path, families: Iterable[str]) -> Mapping[str, Any]:
-    """name -> log-probabilities or name/LAYER/... -> tables, `name/error` -> what the loader said,
-    `name/length`; name-short -> log-probabilities of a short input, where it has factors of its
-    own."""
+    """Return name -> log-probabilities or name/LAYER/... -> tables, `name/error` -> the loader's
+    error, and `name/length`.
+
+    name-short -> log-probabilities of a short input, if it has factors of its own.
+    """
     found: dict[str, Any] = {}
     for family in families:
         found |= of_family(engine, work, family)
@@ -218,7 +221,8 @@ def answers(engine: Engine, work: Path, families: Iterable[str]) -> Mapping[str,
 
 
 def of_family(engine: Engine, work: Path, family: str) -> Mapping[str, Any]:
-    """The answers of one family, each in a file of its own: a long run goes on."""
+    """Return the answers of one family, each from a file of its own, so that a long run can
+    resume."""
     python, made = environment(engine, work), work / "checkpoints"
     found: dict[str, Any] = {}
     for short in ("", "-short") if (made / family / TWO_SETS).exists() else ("",):
@@ -247,7 +251,7 @@ def of_family(engine: Engine, work: Path, family: str) -> Mapping[str, Any]:
 
 
 def newer(output: Path, made: Path) -> bool:
-    """Whether an answer is there that is younger than the checkpoints."""
+    """Return whether there is an answer younger than the checkpoints."""
     configs = [path.stat().st_mtime for path in made.glob("*/config.json")]
     return output.exists() and output.stat().st_mtime > max(configs)
 
@@ -271,7 +275,7 @@ def ask(engine: Engine, python: Path, made: Path, output: Path, log: Path, *, sh
 def verdict(
     found: Mapping[str, Any], reference: Mapping[str, Any], family: str, form: str
 ) -> dict[str, str]:
-    """A cell of the table: what the engine made of one form of one family."""
+    """Return a cell of the table: the engine's reading of one form of one family."""
     name = f"{family}/{form}"
     if f"{name}/error" in found:
         return {"is": "error", "why": first_line(str(found[f"{name}/error"]))}
@@ -297,8 +301,11 @@ def verdict(
 def bound_of(
     found: Mapping[str, Any], reference: Mapping[str, Any], family: str, form: str
 ) -> float:
-    """How far apart the same reading may be: where the unscaled model is off by more, twice that,
-    if the nearest misreading is five times as far."""
+    """Return how far apart equal readings may be.
+
+    If the unscaled model is off by more, the bound is twice that, provided that the nearest
+    misreading is five times as far.
+    """
     base = found.get(f"{family}/base")
     if base is None or not np.ndim(base):
         return SAME
@@ -312,7 +319,8 @@ def bound_of(
 def short_verdict(
     found: Mapping[str, Any], reference: Mapping[str, Any], name: str
 ) -> dict[str, str]:
-    """What a right reading of long inputs makes of a short one, which has factors of its own."""
+    """Judge how a loader that reads long inputs right reads a short one, which has factors of its
+    own."""
     short = f"{name}-short"
     bound = bound_of(found, reference, name.partition("/")[0], TWO_SETS)
     gap = difference(found, short, reference[f"{TWO_SETS}-short"], bound)
@@ -323,7 +331,7 @@ def short_verdict(
 
 
 def difference(found: Mapping[str, Any], name: str, reference: Any, bound: float = SAME) -> str:
-    """What a loader's answer has otherwise than stock's, "" where they agree."""
+    """Return how a loader's answer differs from stock's, "" if they agree."""
     if name not in found:
         whole, count = name.removesuffix("-short") + "/", TARGET
         if name.endswith("-short"):
@@ -340,7 +348,7 @@ def difference(found: Mapping[str, Any], name: str, reference: Any, bound: float
 
 
 def first_line(text: str) -> str:
-    """The start of an error, as a cell holds it."""
+    """Return the start of an error, as a cell holds it."""
     return text.strip().splitlines()[0][:160]
 
 
@@ -375,7 +383,8 @@ class References(Mapping[str, Any]):
 def cells_of(
     engine: Engine, found: Mapping[str, Any], place: Path, reference: Mapping[str, Any]
 ) -> dict[str, dict[str, str]] | str:
-    """kind -> cell, for the forms of one family; why it was not run, where it fails in all."""
+    """Return kind -> cell, for the forms of one family, or the reason why it was not run if it
+    fails in all."""
     family = place.name
     forms = [form for form in checkpoints.FORMS if form in reference]
     made = {form: verdict(found, reference, family, form) for form in forms}
@@ -402,7 +411,7 @@ def cells_of(
 
 
 def row(found: Mapping[str, Any], family: str, reference: Mapping[str, Any]) -> list[str]:
-    """How far each form is off at the worst token, or what is said of it."""
+    """Return how far each form is off at the worst token, or its error."""
     out = []
     for form in ("base", *checkpoints.FORMS):
         name = f"{family}/{form}"
@@ -419,7 +428,8 @@ def row(found: Mapping[str, Any], family: str, reference: Mapping[str, Any]) -> 
 
 
 def merged(told: Mapping[str, dict[str, dict[str, str]]]) -> dict[str, dict[str, str]]:
-    """The cells of several versions of one column: where they differ, the worst and whose it is."""
+    """Return the cells of several versions of one column: if they differ, the worst and its
+    version."""
     cells: dict[str, dict[str, str]] = {}
     for kind in dict.fromkeys(kind for own in told.values() for kind in own):
         mine = {version: own[kind] for version, own in told.items() if kind in own}
@@ -437,8 +447,11 @@ def column_of(
     families: list[str],
     known: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """A column of the data: families that read alike together, and those that were not run; what is
-    known of others stays."""
+    """Return a column of the data: groups of families that read alike, and the families that were
+    not run.
+
+    The groups of other families stay as they were.
+    """
     every = " and ".join(dict.fromkeys(own.versions for own in reversed(engines)))
     names = {name_of(made / family) for family in families}
     groups: list[dict[str, Any]] = [
@@ -487,7 +500,7 @@ def column_of(
 
 
 def name_of(place: Path) -> str:
-    """A family's name in the table: a composite's with that of its text part."""
+    """Return a family's name in the table: a composite's includes its text part's."""
     config = open_snapshot(str(place / "base")).config
     text = config.get("text_config", {}).get("model_type")
     return f"{config['model_type']}/{text}" if text else place.name

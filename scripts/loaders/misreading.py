@@ -13,7 +13,7 @@ PAIRS = {"short_factor", "long_factor"}
 
 
 def misreadings(config: Config, plain: Config) -> dict[str, Config]:
-    """By what is wrong, in words that follow "reads it"."""
+    """Return the misread configs by their mistake, in words that follow "reads it"."""
     params = families.read(config).scaled_sites[0].params
     found = {
         "without its scaling": plain,
@@ -52,18 +52,18 @@ def misreadings(config: Config, plain: Config) -> dict[str, Config]:
 
 
 def with_theta(config: Config, theta: float) -> Config:
-    """Another theta, under each of its names."""
+    """Return the config with another theta, under each of its names."""
     return _with(config, rope_theta=theta, rotary_emb_base=theta)
 
 
 def _everywhere(config: Config, change: Callable[[Config], Config]) -> Config:
-    """A config with every dict in it changed, itself too."""
+    """Return a config with every dict in it changed, itself too."""
     items = config.items()
     return change({k: _everywhere(v, change) if isinstance(v, dict) else v for k, v in items})
 
 
 def _with(config: Config, **values: Any) -> Config:
-    """Other values under the keys that are there."""
+    """Return the config with other values under its present keys."""
     kept = values.keys()
     return _everywhere(config, lambda own: own | {k: values[k] for k in kept & own.keys()})
 
@@ -73,7 +73,7 @@ def _without(config: Config, keys: set[str]) -> Config:
 
 
 def _unmoved(config: Config) -> Config:
-    """With an attention factor of 1 in every dict that scales."""
+    """Return the config with an attention factor of 1 in every dict that scales."""
     return _everywhere(config, lambda d: d | {"attention_factor": 1.0} if "factor" in d else d)
 
 

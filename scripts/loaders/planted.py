@@ -52,7 +52,7 @@ class Reader:
             self.layers = {"full_attention": {}, "sliding_attention": local}
 
     def dim(self, params: dict[str, Any]) -> int:
-        """The number of rotated channels."""
+        """Return the number of rotated channels."""
         heads, width = self.config["num_attention_heads"], self.config["hidden_size"]
         dim = self.config.get("head_dim") or width // heads
         if "qk_rope_head_dim" in self.config:
@@ -62,7 +62,7 @@ class Reader:
         return dim if self.bug == "partial factor lost" else int(dim * partial)
 
     def spectrum(self, layer: str, length: int) -> tuple[Tensor, float, float]:
-        """(inverse frequencies, factor on cos and sin, factor on the softmax scale)."""
+        """Return (inverse frequencies, factor on cos and sin, factor on the softmax scale)."""
         params = dict(self.layers[layer])
         if layer.startswith("sliding") and self.bug == "sliding layers scaled":
             full = self.layers["full_attention"]
@@ -174,7 +174,7 @@ class Loaded:
             module.scaling = scale * factor
 
     def log_probabilities(self, tokens: list[int], positions: list[int]) -> list[float]:
-        """Of the tokens at the positions."""
+        """Return the log-probabilities of the tokens at the positions."""
         ids = torch.tensor(tokens)
         with torch.inference_mode():
             rows = self.model(ids[None]).logits[0].double().log_softmax(-1)
@@ -182,7 +182,7 @@ class Loaded:
 
 
 def answers(kit: Path, models: dict[str, Loaded], bug: str, wanted: set[str]) -> dict[str, Any]:
-    """What the reader gives, as check.py takes it."""
+    """Return the reader's answers, as check.py takes them."""
     tokens = json.loads((kit / "tokens.json").read_text())
     positions = json.loads((kit / "expected.json").read_text())["positions"]
     out: dict[str, Any] = {}
@@ -202,7 +202,7 @@ def answers(kit: Path, models: dict[str, Loaded], bug: str, wanted: set[str]) ->
 
 
 def wrong(kit: Path, found: dict[str, Any]) -> list[str]:
-    """The forms that the kit's own check.py finds wrong."""
+    """Return the forms that the kit's own check.py finds wrong."""
     with tempfile.TemporaryDirectory() as room:
         path = Path(room) / "answers.json"
         path.write_text(json.dumps(found))
@@ -213,12 +213,12 @@ def wrong(kit: Path, found: dict[str, Any]) -> list[str]:
     return lines
 
 
-# One family for each kind of reading; the reader without a bug is held against all.
+# One family for each kind of reading; the reader without a bug is compared with all.
 TRIED = ("llama", "gemma3_text", "stablelm", "deepseek_v3")
 
 
 def main(kit: Path) -> int:
-    """Print what was found; 1 where a bug was missed or a right reading was blamed."""
+    """Print the findings; return 1 if a bug was missed or a right reading was blamed."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     models = {path.parent.name: Loaded(kit, path.parent.name) for path in kit.glob("*/plain")}

@@ -23,7 +23,7 @@ class Converter(ctranslate2.converters.TransformersConverter):
 
 
 def read(directory: str, ids: np.ndarray) -> dict[str, Any]:
-    """Of the last tokens, each after those before it."""
+    """Return the log-probabilities of the last tokens, each after those before it."""
     with tempfile.TemporaryDirectory() as folder:
         Converter(directory).convert(folder, force=True)
         model = ctranslate2.Generator(folder, compute_type="float32")

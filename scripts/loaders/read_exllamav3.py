@@ -21,7 +21,7 @@ from exllamav3.util.rope import RoPE, RopeStyle
 
 
 def tables(directory: Path, length: int) -> dict[str, np.ndarray]:
-    """LAYER/cos, LAYER/sin, LAYER/softmax and the length that it takes from the config."""
+    """Return LAYER/cos, LAYER/sin, LAYER/softmax and the length that it takes from the config."""
     config = Config.from_directory(str(directory))
     found = {"length": np.array(config.max_position_embeddings)}
     positions = torch.arange(length)
@@ -53,7 +53,7 @@ def main(folder: Path, output: Path, family: str) -> None:
         try:
             own = tables(place.parent, length)
             found |= {f"{name}/{key}": value for key, value in own.items()}
-        except Exception as error:  # a loader fails in its own ways: what it says is kept
+        except Exception as error:  # a loader fails in its own ways: its message is kept
             found[f"{name}/error"] = np.array(f"{type(error).__name__}: {error}"[:2000])
         print(name, found.get(f"{name}/error", "read"), flush=True)
     np.savez(output, **found)

@@ -14,7 +14,8 @@ BATCH = 512  # tokens whose logits are held at once
 
 
 def read(path: str, ids: np.ndarray) -> dict[str, Any]:
-    """Of the last tokens, each after those before it: cache in float32, no flash attention."""
+    """Return the log-probabilities of the last tokens, each after those before it: cache in
+    float32, no flash attention."""
     model = c.llama_model_load_from_file(path.encode(), c.llama_model_default_params())
     if not model:
         raise ValueError("llama.cpp cannot load the GGUF")

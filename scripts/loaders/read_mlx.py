@@ -11,7 +11,7 @@ from mlx_lm.utils import load_model
 
 
 def read(directory: str, ids: np.ndarray) -> dict[str, Any]:
-    """Of the last tokens, each after those before it."""
+    """Return the log-probabilities of the last tokens, each after those before it."""
     model, _ = load_model(Path(directory))
     # The softmax on the other side: in MLX it is float32.
     model.set_dtype(mx.float32)

@@ -56,7 +56,8 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 
 def as_on_a_gpu(*words: Any, device: str, **named: Any) -> Any:
-    """DeepSeek's rotary module; for a processor SGLang has another, that knows yarn alone."""
+    """Return DeepSeek's rotary module; for a processor SGLang has another, that knows yarn
+    alone."""
     return factory.get_rope_wrapper(*words, **named)
 
 
@@ -65,7 +66,7 @@ torch.cuda.get_device_capability = lambda *_: (9, 0)  # asked for by sparse atte
 
 
 def publish(place: str) -> ServerArgs:
-    """What a worker of the server knows when it builds its model; one worker, on the processor."""
+    """Set up a worker's state for building its model; one worker, on the processor."""
     # gpt-oss asks for a backend that can hold its sinks, Gemma 4 for one of some; none is run here.
     named = Path(place).parent.name in ("gpt_oss", "gemma4")
     backend = "triton" if named else "torch_native"
@@ -87,8 +88,8 @@ def publish(place: str) -> ServerArgs:
 
 
 def turned(rotary: Any, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of each position and pair: where the module takes a probe that is 1 in the first
-    place of each pair and 0 in the second."""
+    """Return cos and sin of each position and pair: the module rotates a probe that is 1 in the
+    first place of each pair and 0 in the second."""
     places = torch.arange(rotary.rotary_dim)
     neox = getattr(rotary, "is_neox_style", True)
     first = places < rotary.rotary_dim // 2 if neox else places % 2 == 0
@@ -104,7 +105,7 @@ def turned(rotary: Any, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def text_of(model: torch.nn.Module) -> Any:
-    """The module that holds the layers; of a composite, its text part's."""
+    """Return the module that holds the layers; in a composite, its text part's."""
     return next(
         own
         for name, own in model.named_modules()
@@ -118,7 +119,8 @@ def stock_factor(place: str) -> float:
 
 
 def tables(place: str, length: int) -> dict[str, np.ndarray]:
-    """LAYER/cos, LAYER/sin, LAYER/softmax, LAYER/queries and the length of the server's context."""
+    """Return LAYER/cos, LAYER/sin, LAYER/softmax, LAYER/queries and the length of the server's
+    context."""
     factory._ROPE_DICT.clear()
     config = ModelConfig.from_server_args(publish(place))
     given = config.hf_text_config
@@ -166,14 +168,14 @@ def tables(place: str, length: int) -> dict[str, np.ndarray]:
 
 
 def read(places: dict[str, str], output: Path, length: int) -> None:
-    """Write NAME/... for every name and what it stands for."""
+    """Write NAME/... for every name and its place."""
     found = {}
     for name, place in places.items():
         try:
             with torch.no_grad():
                 own = tables(place, length)
             found |= {f"{name}/{key}": value for key, value in own.items()}
-        except Exception as error:  # a loader fails in its own ways: what it says is kept
+        except Exception as error:  # a loader fails in its own ways: its message is kept
             found[f"{name}/error"] = np.array(f"{type(error).__name__}: {error}"[:2000])
         print(name, found.get(f"{name}/length"), found.get(f"{name}/error", ""), flush=True)
     np.savez(output, **found)

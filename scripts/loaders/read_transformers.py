@@ -12,8 +12,9 @@ QUADRATIC = 4096  # tokens up to which the whole matrix of scores is made
 
 
 def read(directory: str, ids: np.ndarray) -> dict[str, Any]:
-    """Of the last tokens, each after those before it."""
-    # Exact in every family: other implementations leave out what some of them add to the scores.
+    """Return the log-probabilities of the last tokens, each after those before it."""
+    # Exact in every family: other implementations leave out terms that some families add to the
+    # scores.
     attention = "eager" if len(ids) <= QUADRATIC else None
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
     classes = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)

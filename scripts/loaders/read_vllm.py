@@ -20,8 +20,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 def options_of(place: str) -> dict[str, Any]:
-    """What is asked for: a directory, or a whole line `vllm serve ...`, which vLLM's own parser
-    reads."""
+    """Return the options of a directory, or of a whole line `vllm serve ...`, which vLLM's own
+    parser reads."""
     if not place.startswith("vllm serve "):
         return {"model": place}
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
@@ -31,7 +31,7 @@ def options_of(place: str) -> dict[str, Any]:
 
 
 def engine_of(place: str, length: int | None) -> vllm.LLM:
-    """vLLM's engine on one checkpoint; without a length it takes the config's."""
+    """Start vLLM's engine on one checkpoint; without a length it takes the config's."""
     return vllm.LLM(
         **{"max_model_len": length} | options_of(place),
         dtype="float32",
@@ -47,7 +47,8 @@ def engine_of(place: str, length: int | None) -> vllm.LLM:
 
 
 def read(directory: str, ids: np.ndarray) -> dict[str, Any]:
-    """Of the last tokens, each after those before it; and the length taken from the config."""
+    """Return the log-probabilities of the last tokens, each after those before it, and the length
+    taken from the config."""
     tokens = ids.tolist()
     engine = engine_of(directory, None)
     length = engine.llm_engine.model_config.max_model_len

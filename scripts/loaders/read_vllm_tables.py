@@ -1,8 +1,8 @@
-"""Rotary tables by vLLM's own code: python read_vllm_tables.py IDS.npy OUT.npz DIRECTORY ...
+"""Write rotary tables by vLLM's own code: python read_vllm_tables.py IDS.npy OUT.npz DIRECTORY ...
 
-For a family whose layers its CPU build does not compute, or not as in float32: its config and model
-classes build the model as for its engine, without weights, and the rotary module of each layer is
-asked what it holds. Nothing is attended to.
+This is for a family whose layers its CPU build does not compute, or not as in float32. Its config
+and model classes build the model as for its engine, without weights, and the script reads the
+tables of each layer's rotary module. No attention is computed.
 """
 
 # ruff: noqa: E402 (vLLM is imported after what stands in for torchvision)
@@ -40,7 +40,7 @@ chosen = CpuPlatform.get_attn_backend_cls.__func__
 
 
 def dense(cls: type, *given: Any, attn_selector_config: Any, **named: Any) -> str:
-    """Which attention it takes: a processor has none that leaves tokens out."""
+    """Choose the attention: a processor has none that leaves tokens out."""
     whole = attn_selector_config._replace(use_sparse=False)
     return chosen(cls, *given, attn_selector_config=whole, **named)
 
@@ -52,7 +52,7 @@ registry._run_in_subprocess = lambda look: look()
 
 @contextlib.contextmanager
 def alone(config: VllmConfig) -> Iterator[None]:
-    """What a worker knows when it builds its model; one worker, on the processor."""
+    """Set up a worker's state for building its model; one worker, on the processor."""
     with set_current_vllm_config(config):
         if not torch.distributed.is_initialized():
             meeting = f"file://{tempfile.mkdtemp()}/meeting"
@@ -62,7 +62,7 @@ def alone(config: VllmConfig) -> Iterator[None]:
 
 
 def cache_of(rotary: Any) -> torch.Tensor:
-    """What is looked up from position 0 on; a longrope has its short rows before its long ones."""
+    """Return the table from position 0 on; a longrope has its short rows before its long ones."""
     if not hasattr(rotary, "long_short_cos_sin_cache"):
         return rotary.cos_sin_cache
     first = rotary.original_max_position_embeddings if rotary.use_long_rope else 0
@@ -70,9 +70,9 @@ def cache_of(rotary: Any) -> torch.Tensor:
 
 
 def layers(model: nn.Module) -> dict[str, Any]:
-    """LAYER/cos, LAYER/sin and LAYER/softmax of the layers that attend."""
+    """Return LAYER/cos, LAYER/sin and LAYER/softmax of the layers that attend."""
     found = {}
-    model = getattr(model, "language_model", model)  # of a composite, its text part
+    model = getattr(model, "language_model", model)  # a composite's text part
     for number, layer in enumerate(model.model.layers):
         attention = getattr(layer, "self_attn", None) or getattr(layer, "attn", None)
         if attention is None:
@@ -93,7 +93,7 @@ def layers(model: nn.Module) -> dict[str, Any]:
 
 
 def built(place: str, length: int | None) -> tuple[dict[str, Any], int]:
-    """The tables of one checkpoint, and the length that it is served at."""
+    """Return the tables of one checkpoint, and the length that it is served at."""
     config = EngineArgs(
         **{"max_model_len": length} | options_of(place),
         dtype="float32",
@@ -108,7 +108,7 @@ def built(place: str, length: int | None) -> tuple[dict[str, Any], int]:
 
 def read(place: str, ids: np.ndarray) -> dict[str, Any]:
     found, length = built(place, None)
-    if length <= len(ids):  # as the engine is asked
+    if length <= len(ids):  # as for the engine
         found, _ = built(place, len(ids) + 1)
     size = len(ids) + 1
     long = {key for key in found if key.endswith(("/cos", "/sin"))}

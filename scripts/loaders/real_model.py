@@ -1,11 +1,11 @@
-"""What vLLM makes of a published model at one and a half windows.
+"""Compare vLLM with stock transformers on a published model at one and a half windows.
 
     python scripts/real_model.py MODEL
     python scripts/loaders/real_model.py --model MODEL --text BOOK.txt --work DIR
 
 MODEL is extended to twice its context by YaRN, without training. The last 2,048 of 12,288 tokens of
-the book are held against stock transformers' log-probabilities of the same checkpoint and of the
-base, in float32 throughout. Printed are both losses, and how far apart the tokens lie.
+the book are compared with stock transformers' log-probabilities of the same checkpoint and of the
+base, in float32 throughout. The script prints both losses, and how far apart the tokens are.
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""What stock transformers makes of a config, layer by layer, and what a loader makes otherwise.
+"""Compute stock transformers' tables of a config, layer by layer, and a loader's differences.
 
-LAYER/cos and LAYER/sin hold every position and pair, the attention factor included; LAYER/softmax
-what the logits are multiplied by; LAYER/queries what scales the queries by position, if anything;
-LAYER/axes how many pairs turn by each axis of an image, if by several, and whether they interleave.
+LAYER/cos and LAYER/sin hold every position and pair, the attention factor included. LAYER/softmax
+is the factor of the logits. LAYER/queries scales the queries by position, if anything does.
+LAYER/axes is how many pairs turn by each axis of an image, if by several, and whether they
+interleave.
 """
 
 import sys
@@ -22,7 +23,7 @@ Tables = dict[str, np.ndarray]
 
 
 def halved(table: torch.Tensor) -> np.ndarray:
-    """One column a pair: models keep two, side by side or in two halves."""
+    """Return one column a pair: models keep two, side by side or in two halves."""
     values = table.reshape(-1, table.shape[-1]).double().numpy()
     half = values.shape[1] // 2
     if np.array_equal(values[:, :half], values[:, half:]):
@@ -33,7 +34,7 @@ def halved(table: torch.Tensor) -> np.ndarray:
 
 
 def stock(directory: Path, length: int, config: dict[str, Any] | None = None) -> Tables:
-    """The tables of stock transformers, by another config if one is given."""
+    """Return the tables of stock transformers, by another config if one is given."""
     read = (
         transformers.AutoConfig.from_pretrained(directory)
         if config is None
@@ -79,7 +80,7 @@ def stock(directory: Path, length: int, config: dict[str, Any] | None = None) ->
 
 
 def difference(ours: Tables, theirs: Tables) -> str:
-    """What a loader's tables (ours) have otherwise than stock's, "" where they are the same."""
+    """Return how a loader's tables (ours) differ from stock's, "" if they are the same."""
     layers = sorted({name.partition("/")[0] for name in theirs}, key=int)
     found: dict[str, list[str]] = {}
     for layer in layers:

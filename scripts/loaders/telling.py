@@ -1,8 +1,8 @@
-"""What a reader does with its engine's answers; imports nothing of ropext.
+"""Turn an engine's answers into a file; this imports nothing of ropext.
 
     python read_ENGINE.py IDS.npy OUT.npz CHECKPOINT ...
 
-Readers run by their path, in the environment of their engine, and find this file beside them.
+Readers run by their path, in the environment of their engine, and find this file in their folder.
 """
 
 import sys
@@ -15,7 +15,8 @@ LAST = 2048  # positions told
 
 
 def of_tokens(rows: Iterable[Any], tokens: Any) -> np.ndarray:
-    """The log-probability of each token by the row of logits before it: the softmax in float64."""
+    """Return the log-probability of each token by the row of logits before it: the softmax in
+    float64."""
     found = []
     for row, token in zip(rows, tokens, strict=True):
         own = np.array(row).astype(np.float64)
@@ -25,15 +26,16 @@ def of_tokens(rows: Iterable[Any], tokens: Any) -> np.ndarray:
 
 
 def axes_of(rotary: Any) -> np.ndarray | None:
-    """What a loader's rotary module says of axes, in the attributes that vLLM and SGLang share."""
+    """Return the axes of a loader's rotary module, from the attributes that vLLM and SGLang
+    share."""
     sections = getattr(rotary, "mrope_section", None)
     mixed = bool(getattr(rotary, "mrope_interleaved", False))
     return np.array([*sections, mixed]) if sections else None
 
 
 def main(version: str, read: Callable[[str, np.ndarray], dict[str, Any]]) -> None:
-    """Write checkpoint -> log-probabilities (the "" of what is read), checkpoint/KEY -> the rest of
-    it, checkpoint/error -> what the engine said, and its version."""
+    """Write checkpoint -> log-probabilities (the "" of the answer), checkpoint/KEY -> its other
+    values, checkpoint/error -> the engine's message, and its version."""
     ids, output, *checkpoints = sys.argv[1:]
     tokens = np.load(ids)
     found: dict[str, Any] = {"version": np.array(version)}
@@ -44,6 +46,6 @@ def main(version: str, read: Callable[[str, np.ndarray], dict[str, Any]]) -> Non
             found |= {
                 f"{place}/{key}" if key else place: np.array(own) for key, own in told.items()
             }
-        except Exception as error:  # an engine fails in its own ways: what it says is kept
+        except Exception as error:  # an engine fails in its own ways: its message is kept
             found[f"{place}/error"] = np.array(f"{type(error).__name__}: {error}"[:2000])
         np.savez(output, **found)
