@@ -697,6 +697,8 @@ def test_an_untrained_extension_in_steps_counts_from_the_recorded_original(
         words = shlex.split(str(refused.value).partition("frequencies: ")[2])
         assert words[:4] == ["ropext", "extend", str(place), "--method"]
         assert words[4:9] == ["yarn", "--target", "524288", "--from-original", "--untrained"]
+        with pytest.raises(UsageError, match="; again=True extends the extension"):
+            ropext.extend(place, tmp_path / "out", factor=2.0, method="yarn")
     inspecting.plan(place, factor=2.0, method="yarn", again=True).raise_if_refused()
 
 

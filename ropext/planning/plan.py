@@ -438,7 +438,7 @@ class Plan(ExtensionPlan):
             return UsageError(
                 f"{self.name}: ropext extended it already, and its record says that nothing was "
                 f"trained since. Extend it once from its original RoPE frequencies: "
-                f"{self.in_one_step} (--again extends the extension)"
+                f"{self.in_one_step}; --again extends the extension"
             )
         return None
 

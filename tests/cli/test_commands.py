@@ -311,7 +311,7 @@ def test_an_untrained_extension_is_extended_from_its_original(ropext, llama, tmp
     assert code == 2
     assert not two.exists()
     assert "its record says that nothing was trained since" in err
-    line = err.partition("frequencies: ropext ")[2].partition(" (--again")[0]
+    line = err.partition("frequencies: ropext ")[2].partition("; --again")[0]
     words = shlex.split(line.replace("-o OUT", f"-o {shlex.quote(str(two))}"))
     assert ropext(*words, "--no-verify")[0] == 0
     inv_freq, attention = transcriptions.yarn(16, 50000.0, 128, 512)
