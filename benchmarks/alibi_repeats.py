@@ -32,14 +32,14 @@ METHODS = ("plain", "interpolated", "ntk-alibi")
 
 
 def periodic(random: np.random.Generator) -> Any:
-    """16 rows of 128 tokens, each a run of random tokens over and over."""
+    """Draw 16 rows of 128 tokens, each a run of random tokens over and over."""
     periods = random.integers(8, LENGTH // 4, 16)
     rows = [np.resize(random.integers(3, VOCAB, p), LENGTH // 2 + 1) for p in periods]
     return torch.from_numpy(np.stack(rows)).long()
 
 
 def repeated(random: np.random.Generator, count: int, length: int) -> Any:
-    """Rows of random tokens that end with a passage that stood in them before."""
+    """Draw rows of random tokens that end with a passage that occurred in them before."""
     rows = random.integers(3, VOCAB, (count, length + 1))
     for row in rows:
         start = random.integers(0, length + 2 - 2 * PASSAGE)
@@ -48,7 +48,7 @@ def repeated(random: np.random.Generator, count: int, length: int) -> Any:
 
 
 def train(model: nn.Module) -> None:
-    """AdamW with a warm-up in both halves; the loss is on what can be known."""
+    """Train by AdamW with a warm-up in both halves; the loss counts the predictable tokens."""
     random = np.random.default_rng(SEED)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.01)
     parts: tuple[tuple[Callable[[], Any], int, float, int], ...] = (
@@ -71,7 +71,7 @@ def train(model: nn.Module) -> None:
 
 @torch.no_grad()
 def right(model: nn.Module, length: int) -> np.ndarray[Any, Any]:
-    """The share of each row's repeated tokens that the model names first."""
+    """Return the share of each row's repeated tokens that the model names first."""
     asked = PASSAGE - CUE
     found = []
     for rows in repeated(np.random.default_rng(SEED + 1), ROWS, length).split(8):

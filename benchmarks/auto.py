@@ -1,22 +1,23 @@
-"""What `--method auto` takes, beside an exhaustive search on the same documents.
+"""The choice of `--method auto`, compared with an exhaustive search on the same documents.
 
-Claims: the tail loss of what it writes is within 1 % (in nats) of the lowest of all closed forms,
-the model untouched, and fits from three starts; and its verdict is that of the base's short window
-on documents that took no part. The share of the search's tokens leaves out what the choice's own
-fit trains on (the pages of 23 and 24 November 2026 count it).
+Claims: the tail loss of its output is within 1 % (in nats) of the lowest of all closed forms, the
+model untouched, and fits from three starts. Its verdict equals the base's short window's on
+documents that took no part. The share of the search's tokens leaves out the training tokens of the
+choice's own fit (the pages of 23 and 24 November 2026 count them).
 
     python benchmarks/auto.py [--model DIR --data FILE] [--factor 2 4 8] [--steps 40]
     python benchmarks/auto.py --cells pays reads-on harms changes harms-stretched repeats
         [--factor 2 4]
 
-Without --model, the bundled checkpoint and its documents. With --cells the model of which is known
-what extending does (counting_model.py): where it pays, where the model reads further than its
-config says, where it harms, also by every way to stretch; and the bundled model on documents whose
-end stood before, beyond its window ("repeats"). The truth is the gain of what was written on a
-sample of its own.
+Without --model, it uses the bundled checkpoint and its documents. With --cells it uses the model
+for which the effect of extending is known (counting_model.py): a model that gains, a model that
+reads further than its config states, and models that lose, also by every way to stretch. The cell
+"repeats" is the bundled model on documents whose end already occurred in them, beyond its window.
+The truth is the output's gain on a sample of its own.
 
-Tokens that are trained on count as three that are read. Losses of both are over all documents,
-those that `auto` chooses by and those that it keeps for its verdict; gain and verdict are its own.
+A training token counts as three tokens that are read. Losses of both are over all documents,
+`auto`'s choosing documents and the documents that it keeps for its verdict; gain and verdict are
+its own.
 """
 
 import argparse
@@ -47,12 +48,13 @@ STARTS = ("yarn", "llama3", "dynamic")
 # A token that is trained on costs its forward pass and two more backward.
 TRAINED_COST = 3
 CLOSED = "pi,ntk,dynamic,by-parts,llama3,yarn"
-# Of the counting model: how far it looks, tokens at the end that are of another mixture.
+# For the counting model: how far it looks, and how many tokens at the end come from another
+# mixture.
 CELLS = {"pays": ("window", 0), "reads-on": ("any", 0), "harms": ("any", 48)}
 CELLS |= {"changes": ("window", 48), "harms-stretched": ("window", 24)}
 DOCUMENTS, SAMPLE = 72, 1000
-WINDOW = 256  # of the bundled model
-PASSAGE = 112  # tokens that come again at a document's end; the tail's 64 lie inside
+WINDOW = 256  # window of the bundled model
+PASSAGE = 112  # tokens that occur again at a document's end; the tail's 64 are among them
 
 
 def told(sentence: str) -> None:
@@ -60,7 +62,7 @@ def told(sentence: str) -> None:
 
 
 def chosen(model: str, data: str, factor: float, steps: int, folder: Path) -> dict[str, Any]:
-    """What came of a choice: its record with the evaluation's numbers."""
+    """Return the outcome of a choice: its record with the evaluation's numbers."""
     recipe = {
         "model": model,
         "extend": {"method": "auto", "factor": factor, "data": data},
@@ -80,7 +82,7 @@ def losses(model: str, data: str, target: int, **options: Any) -> dict[str, floa
     """Tail loss at the target by variant, nats a token."""
     done = ropext.evaluate(model, data=data, lengths=str(target), **options)
     found = done.results["variants"].items()
-    # The base through its short window is truncation: what the verdict is against, not to be taken.
+    # The base through its short window is truncation: the verdict's baseline, not a candidate.
     return {
         label: own["metrics"][f"tail_nll@{target}"]["value"]
         for label, own in found
@@ -112,7 +114,7 @@ def searched(
 
 
 def written(folder: Path, name: str, texts: list[str]) -> str:
-    """A file of documents."""
+    """Write a file of documents."""
     lines = [json.dumps({"text": text}) for text in texts]
     (folder / name).write_text("\n".join(lines), encoding="utf-8")
     return str(folder / name)
@@ -137,7 +139,7 @@ def repeating(target: int) -> list[str]:
 
 
 def drawn(cell: str, target: int, folder: Path) -> tuple[str, list[str], list[str]]:
-    """A cell's model, the documents that choose and judge, and the sample."""
+    """Return a cell's model, the documents that choose and judge, and the sample."""
     if cell == "repeats":
         texts = repeating(target)
         return "ropext://demo", texts[:DOCUMENTS], texts[DOCUMENTS:]
@@ -149,7 +151,7 @@ def drawn(cell: str, target: int, folder: Path) -> tuple[str, list[str], list[st
 
 
 def verdict_row(cell: str, factor: float, steps: int) -> str:
-    """One line of the table of verdicts: what was said, and what a large sample says."""
+    """Return one line of the table of verdicts: the verdict, and a large sample's."""
     target = int((WINDOW if cell == "repeats" else counting_model.CONTEXT) * factor)
     with tempfile.TemporaryDirectory() as room:
         folder = Path(room)
@@ -173,7 +175,7 @@ def verdict_row(cell: str, factor: float, steps: int) -> str:
 
 
 def row(model: str, data: str, factor: float, steps: int) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     with tempfile.TemporaryDirectory() as room:
         folder = Path(room)
         choice = chosen(model, data, factor, steps, folder)

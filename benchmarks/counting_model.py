@@ -25,7 +25,7 @@ def write_model(place: Path, reach: str) -> None:
     width = HEADS * HEAD
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=2 * width,  # what is read, and what is counted
+        hidden_size=2 * width,  # the tokens read, and their counts
         intermediate_size=8,
         num_hidden_layers=1,
         num_attention_heads=HEADS,
@@ -55,7 +55,8 @@ def write_model(place: Path, reach: str) -> None:
 
 
 def documents(count: int, length: int, seed: int, last: int = 0) -> list[str]:
-    """Texts, each of a mixture of its own; the `last` symbols of each are of another one."""
+    """Draw texts, each from a mixture of its own; the `last` symbols of each come from another
+    one."""
     random = np.random.default_rng(seed)
 
     def mixed(size: int) -> Any:

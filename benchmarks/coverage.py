@@ -32,7 +32,7 @@ HAYSTACKS = (4, 8, 16, 32)
 PAIRED_HAYSTACKS = (8, 16, 32)
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 LIKENESSES = (0.0, 0.1, 0.3, 0.5, 0.7)
-# Of the questions, those that the first model alone answers, and the second alone.
+# The shares of the questions that only the first model answers, and only the second.
 ALONE = (
     (0.02, 0.0),
     (0.05, 0.0),
@@ -58,7 +58,8 @@ def lognormal(sigma: float) -> Draw:
 
 
 def mixture(rate: float, distance: float, spread: float) -> Draw:
-    """A share of the documents lies so far above the others, which are normal."""
+    """Return a population in which a share of the documents is so far above the others, which are
+    normal."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Drawn:
         far = rng.random(shape) < rate
@@ -103,8 +104,11 @@ POPULATIONS: dict[str, Draw] = {
 
 
 def of_documents(draw: Draw, count: int, draws: int) -> tuple[float, float, float]:
-    """How often the interval holds the mean, and how often a one-sided 95 % end lies on its wrong
-    side: the upper one below it, the lower one above it."""
+    """Return how often the interval holds the mean, and how often a one-sided 95 % end is on its
+    wrong side.
+
+    The wrong side is below the mean for the upper end, and above it for the lower end.
+    """
     rows, truth = draw(np.random.default_rng([11, count]), (draws, count))
     bootstrap, ones = Bootstrap(), np.ones(count)
     held = below = above = 0
@@ -121,8 +125,8 @@ def of_documents(draw: Draw, count: int, draws: int) -> tuple[float, float, floa
 
 
 def of_haystacks(share: float, likeness: float, count: int, draws: int) -> float:
-    """How often the interval of a share holds it: answers over one haystack are alike
-    (beta-binomial, of a correlation)."""
+    """Return how often the interval of a share holds it: answers over one haystack are alike
+    (beta-binomial, with a correlation)."""
     rng = np.random.default_rng([12, count, round(10 * share), round(10 * likeness)])
     each = np.full((draws, count), share)
     if likeness:
@@ -140,8 +144,11 @@ def of_haystacks(share: float, likeness: float, count: int, draws: int) -> float
 def of_differences(
     alone: tuple[float, float], likeness: float, shape: tuple[int, int], draws: int
 ) -> float:
-    """How often the interval of a difference of two shares holds it. What becomes of the questions
-    over one haystack is alike (Dirichlet-multinomial, of a correlation)."""
+    """Return how often the interval of a difference of two shares holds it.
+
+    The outcomes of the questions over one haystack are alike (Dirichlet-multinomial, with a
+    correlation).
+    """
     more, fewer = alone
     count, questions = shape
     rng = np.random.default_rng([13, count, questions, round(100 * more), round(100 * fewer)])

@@ -99,7 +99,7 @@ def losses(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def hits(model: Any, items: list[Item]) -> int:
-    """How many answers greedy decoding gives, by teacher forcing (the same by induction)."""
+    """Return how many answers greedy decoding gives, by teacher forcing (the same by induction)."""
     right = 0
     size = len(items[0].answer)
     step = max(1, BATCH_TOKENS // items[0].length)
@@ -156,7 +156,7 @@ class Measurement:
         haystack: Haystack,
         length: int,
     ) -> list[Item]:
-        """One item at each of 100 depths, evenly from 0 to 1."""
+        """Make one item at each of 100 depths, evenly from 0 to 1."""
         depths = tuple(i / (ITEMS - 1) for i in range(ITEMS))
         return make(self.encoder, haystack, Request(length, depths, 0, SEED))
 

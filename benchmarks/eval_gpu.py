@@ -38,7 +38,7 @@ PEAKS = (
 
 
 def peak_rate() -> float | None:
-    """What the device's maker says of it."""
+    """Return the peak rate that the device's maker states."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
@@ -46,13 +46,13 @@ def peak_rate() -> float | None:
 
 
 def wait() -> None:
-    """For what the device was given to do."""
+    """Wait until the device has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def seconds_of(work: Callable[[], object], rounds: int) -> list[float]:
-    """Each round's time; a first one that is not counted warms up."""
+    """Return each round's time; the first round warms up and does not count."""
     took = []
     for _ in range(rounds + 1):
         wait()
@@ -64,8 +64,8 @@ def seconds_of(work: Callable[[], object], rounds: int) -> list[float]:
 
 
 def peak_of(work: Callable[[], Found]) -> tuple[int, Found]:
-    """Bytes that it takes at the most above what is held before (0 on a CPU, which counts none),
-    and what it gives."""
+    """Return the most bytes that it takes above the level before (0 on a CPU, which counts none),
+    and its result."""
     if not torch.cuda.is_available():
         return 0, work()
     torch.cuda.reset_peak_memory_stats()
@@ -75,8 +75,11 @@ def peak_of(work: Callable[[], Found]) -> tuple[int, Found]:
 
 
 def flops(model: Any, tokens: int) -> tuple[float, float]:
-    """Of one causal pass: the trunk's and the head's. Two for each weight and token, and in each
-    layer half a square of scores and of what they sum."""
+    """Return the FLOPs of one causal pass: the trunk's and the head's.
+
+    Two for each weight and token, and in each layer half a square of scores and of the sums that
+    they weigh.
+    """
     shape, table = shape_of(model), model.get_input_embeddings().weight.numel()
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     weights = num_parameters(model) - table * (1 if tied else 2)
@@ -90,7 +93,7 @@ def ids_of(model: Any, tokens: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def scorer_of(model: Any, tokens: int) -> tuple[TokenScorer, Shape]:
-    """What reads it, in the manner that fits the free memory and proves itself on it."""
+    """Return the reader, in the manner that fits the free memory and proves itself on it."""
     shape, free = shape_of(model), free_memory(model.device)
     scorer = TokenScorer(model, choose_reading_mode(shape, tokens, free, None, SLICE_BYTES))
     scorer.self_check()
@@ -99,7 +102,7 @@ def scorer_of(model: Any, tokens: int) -> tuple[TokenScorer, Shape]:
 
 @torch.inference_mode()
 def one_pass(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
-    """Our reading of so many tokens beside the trunk's own speed."""
+    """Compare our reading of so many tokens with the trunk's own speed."""
     scorer, shape = scorer_of(model, tokens)
     ids = ids_of(model, tokens)
     row = torch.as_tensor(ids).long()[None].to(model.device)
@@ -125,7 +128,7 @@ def one_pass(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def sixteen_lengths(model: Any, tokens: int) -> dict[str, Any]:
-    """Losses at sixteen lengths from one pass, beside a loop that reads each by itself."""
+    """Compare losses at sixteen lengths from one pass with a loop that reads each by itself."""
     scorer, _ = scorer_of(model, tokens)
     ids = ids_of(model, tokens)
     row = torch.as_tensor(ids).long()[None].to(model.device)

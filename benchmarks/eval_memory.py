@@ -30,13 +30,13 @@ MEASURABLE = 3 << 30  # bytes of one tensor of full logits
 
 
 def resident(name: str) -> int:
-    """VmRSS (now) or VmHWM (highest since the last reset), in bytes. Linux."""
+    """Return VmRSS (now) or VmHWM (highest since the last reset), in bytes. Linux."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def highest(work: Callable[[], Any]) -> int:
-    """How far resident memory rises while something runs."""
+    """Return how far resident memory rises while something runs."""
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     work()
@@ -44,7 +44,7 @@ def highest(work: Callable[[], Any]) -> int:
 
 
 def measure(vocabulary: int, tokens: int, chunk: int | None, dtype: str) -> dict[str, Any]:
-    """In a child process: one reading."""
+    """Do one reading in a child process."""
     import numpy as np
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -34,7 +34,7 @@ from ropext.options.tasks import Item
 
 VOCABULARY = 32_000
 POINTS = 16
-STEP = 256  # of a grid whose lengths grow in number with N, as yarn's do (there 2048)
+STEP = 256  # step of a grid whose lengths grow in number with N, as yarn's do (there 2048)
 WINDOW, STRIDE = 1024, 256
 QUESTIONS = 16
 
@@ -54,12 +54,12 @@ def model_of() -> Any:
 
 
 def truncated(model: Any, ids: torch.Tensor, length: int) -> float:
-    """A forward of one length; the loss over the whole prefix."""
+    """Return the loss over the whole prefix, from a forward of one length."""
     return float(model(ids[:, :length], labels=ids[:, :length]).loss)
 
 
 def strided_loop(model: Any, ids: torch.Tensor, window: int, stride: int) -> float:
-    """docs/source/en/perplexity.md of transformers."""
+    """Run docs/source/en/perplexity.md of transformers."""
     total, count, done = 0.0, 0, 0
     for begin in range(0, ids.shape[1], stride):
         end = min(begin + window, ids.shape[1])
@@ -75,7 +75,7 @@ def strided_loop(model: Any, ids: torch.Tensor, window: int, stride: int) -> flo
 
 
 def one_pass(scorer: TokenScorer, ids: np.ndarray, lengths: list[int]) -> list[float]:
-    """All lengths from one reading."""
+    """Return the losses at all lengths from one reading."""
     nll = scorer.token_nll(ids).astype(np.float64)
     return [float(nll[1:n].mean()) for n in lengths]
 
@@ -134,7 +134,7 @@ def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def head_lines(arguments: list[str]) -> None:
-    """What was run, and where."""
+    """Print the command and the machine."""
     model = next(
         (line.split(":", 1)[1].strip() for line in cpu_lines() if line.startswith("model name")),
         platform.processor(),

@@ -47,7 +47,7 @@ LLAMAS = {
 }
 VOCABULARY = 128_256
 KEY_VALUE_HEADS = 8
-# Runs a command and prints what it cost and which heavy modules it imported.
+# Runs a command and prints its costs and the heavy modules that it imported.
 CHILD = """
 import re, sys, time
 sys.argv = ["ropext", *sys.argv[1:]]
@@ -64,7 +64,7 @@ finally:
 
 
 def shard(path: Path, size: int, name: str) -> None:
-    """A sparse safetensors file of one tensor."""
+    """Write a sparse safetensors file of one tensor."""
     rows = size // (2 * HIDDEN)
     length = rows * HIDDEN * 2
     table = {name: {"dtype": "BF16", "shape": [rows, HIDDEN], "data_offsets": [0, length]}}
@@ -246,13 +246,13 @@ def copied(folder: Path, rounds: int, mebibytes: int) -> None:
     ]
     times: dict[str, list[float]] = {"cp -r && sync": [], "extend": []}
     ways = [
-        # extend flushes what it wrote, so its peer does too.
+        # extend flushes its output, so its peer does too.
         ("cp -r && sync", ["sh", "-c", f"cp -r {model} {out} && sync -f {out}"]),
         ("extend", [*ours, "--no-verify", "--quiet"]),
     ]
     for turn in range(rounds):
         for name, command in ways if turn % 2 else ways[::-1]:
-            os.sync()  # what the last one deleted
+            os.sync()  # the deletions of the last one
             start = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             times[name].append(time.perf_counter() - start)

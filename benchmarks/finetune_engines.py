@@ -75,7 +75,7 @@ class Run:
 
 
 def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) -> Any:
-    """One that trains the model on random tokens."""
+    """Return a trainer that trains the model on random tokens."""
     import numpy as np
     import transformers
 
@@ -121,7 +121,8 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
 
 
 def step_seconds(engine: str, model: Any, vocabulary: int, run: Run) -> list[float]:
-    """Of each step but the first, in Trainer's own loop, as `ropext finetune` runs it."""
+    """Return the seconds of each step but the first, in Trainer's own loop, as `ropext finetune`
+    runs it."""
     import transformers
     from eval_gpu import wait
 
@@ -146,7 +147,7 @@ def step_seconds(engine: str, model: Any, vocabulary: int, run: Run) -> list[flo
 
 
 def status(key: str) -> float:
-    """MiB, from the kernel's own accounting of this process."""
+    """Return MiB, from the kernel's own accounting of this process."""
     text = Path("/proc/self/status").read_text(encoding="utf-8")
     found = re.search(rf"{key}:\s+(\d+)", text)
     assert found is not None

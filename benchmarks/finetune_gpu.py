@@ -1,4 +1,4 @@
-"""LoRA on one GPU beside plain Trainer + PEFT: a 1B-shaped random model, rows of 32k tokens, bf16.
+"""LoRA on one GPU against plain Trainer + PEFT: a 1B-shaped random model, rows of 32k tokens, bf16.
 
 Claim: less memory, and at least as many tokens a second, in the same run.
 

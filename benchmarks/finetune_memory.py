@@ -26,7 +26,7 @@ VOCABULARIES = (1024, 131072)
 
 
 def one_peak(engine: str, vocabulary: int, tokens: int, folder: Path) -> None:
-    """In a process of its own: print the peak above what the model itself takes."""
+    """Print the peak above the model's own memory, in a process of its own."""
     runner = trainer(engine, Model(vocabulary).build(), vocabulary, Run(tokens), folder)
     before = status("VmRSS")
     runner.train()

@@ -58,7 +58,7 @@ def tuned(
 
 
 def at_target(done: dict[str, Any], label: str) -> str:
-    """The tail at the longest length, with its interval."""
+    """Return the tail at the longest length, with its interval."""
     target = done["plan"]["target"]
     value = done["numbers"][label][f"tail_nll@{target}"]
     ends = value["ci95"] or value["range"]
@@ -100,7 +100,8 @@ def pi(model: Path, folder: Path, documents: int) -> None:
 
 
 def warmup(model: Path, folder: Path, documents: int) -> None:
-    """A twentieth of the steps (YaRN's 20 of 400) and a fifth, all else at its default."""
+    """Train with a warm-up of a twentieth of the steps (YaRN's 20 of 400) and of a fifth, all else
+    at its default."""
     for method, factor, strategy in (("yarn", 4, "full"), ("pi", 4, "full"), ("yarn", 8, "pose")):
         for steps in (STEPS // 20, STEPS // 5):
             print(f"\n## {method}, {factor} times, {strategy}, {steps} steps of warm-up\n")
@@ -114,8 +115,10 @@ def warmup(model: Path, folder: Path, documents: int) -> None:
 
 @contextmanager
 def without_jumps() -> Iterator[None]:
-    """Let `--strategy pose` cut its rows as they stand in the text: what a jump adds to rows of
-    that length, and what merely training adds."""
+    """Let `--strategy pose` cut its rows unchanged from the text.
+
+    This separates the gain of a jump in rows of that length from the gain of training alone.
+    """
 
     def cut_rows(options: TrainingOptions, length: int, target: int, beyond: int) -> Full | Pose:
         return Full(length)

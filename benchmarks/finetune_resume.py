@@ -29,11 +29,11 @@ COMPARED = (
     "training/numbers.json",
 )
 
-Moment = Callable[[str, Path], bool]  # from what was said, and the output's place
+Moment = Callable[[str, Path], bool]  # from the messages, and the output's place
 
 
 def half_written(folder: Path) -> bool:
-    """Whether a checkpoint lies there that was not written to its end."""
+    """Return whether a checkpoint is there that was not written to its end."""
     return any(not (path / "complete").exists() for path in folder.glob("checkpoint-*"))
 
 
@@ -72,7 +72,7 @@ def start(
 
 
 def killed(extended: Path, output: Path, moment: Moment, how: Sequence[str] = WORDS) -> str:
-    """Start, kill at the moment; what the run said last."""
+    """Start, and kill at the moment; return the run's last message."""
     log = output.with_name("log.txt")
     running = start(extended, output, log, how)
     while running.poll() is None:
@@ -88,7 +88,7 @@ def killed(extended: Path, output: Path, moment: Moment, how: Sequence[str] = WO
 
 
 def finished(extended: Path, output: Path) -> list[str]:
-    """Run to the end; digests of what it left."""
+    """Run to the end; return digests of its output."""
     log = output.with_name("log.txt")
     if start(extended, output, log).wait():
         raise SystemExit(log.read_text())

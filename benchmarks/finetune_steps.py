@@ -50,7 +50,7 @@ def told(sentence: str) -> None:
 
 
 def characters(context: int) -> Any:
-    """A tokenizer of printable characters."""
+    """Make a tokenizer of printable characters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     kinds = ["<unk>", "<eos>", *map(chr, range(32, 127)), "\n"]
@@ -123,7 +123,7 @@ def texts_of(place: Path) -> list[str]:
 
 
 def enough(texts: Sequence[str], tokenizer: Any, tokens: int) -> list[str]:
-    """The first documents that hold so many tokens."""
+    """Return the first documents that hold so many tokens."""
     found: list[str] = []
     held = 0
     for text in texts:
@@ -145,14 +145,15 @@ def judge_of(tokenizer: Any, texts: Sequence[str]) -> Workload:
 
 
 def tail(own: Workload, place: Path) -> float:
-    """Nats a token of the last tokens before the target, by what stock transformers loads."""
+    """Return the nats per token of the last tokens before the target, on the checkpoint that stock
+    transformers loads."""
     model = hf.AutoModelForCausalLM.from_pretrained(place).eval()
     variant = Variant("own", "extended", open_snapshot(str(place)))
     return rules.tail_loss(judge.read_now(model, variant, own), variant.label)
 
 
 def trained(extended: Path, data: Path, way: str, own: Workload, folder: Path) -> dict[str, Any]:
-    """One training, and what came of it."""
+    """Run one training, and return its numbers."""
     asked: dict[str, Any] = {} if way == "default" else {"steps": int(way)}
     done = ropext.finetune(extended, str(data), folder / "out", force=True, say=told, **asked)
     found = {
@@ -170,7 +171,7 @@ def trained(extended: Path, data: Path, way: str, own: Workload, folder: Path) -
 
 
 def table(rows: Sequence[dict[str, Any]], untuned: float) -> str:
-    """One cell: every length beside the best."""
+    """Return one cell: every length compared with the best."""
     best = min(own["tail"] for own in rows)
     names = "steps, kept; passes; held-out loss: kept, lowest, last; tail loss; above the best"
     lines = [f"| | {names.replace('; ', ' | ')} |"]

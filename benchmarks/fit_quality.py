@@ -81,7 +81,7 @@ def divided(data: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def judge_of(model: str, table: str, factor: float, packing: str) -> Workload:
-    """The table's documents and questions; none of them is known to the fit."""
+    """Return the table's documents and questions; the fit knows none of them."""
     snapshot = open_snapshot(model)
     plan = make_plan(snapshot.config, Extend(method="pi", factor=factor), model)
     encoder = corpus.DocumentEncoder(load_tokenizer(snapshot, False), plan.model.vocab_size, 1)
@@ -104,7 +104,7 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> Workload:
 def closed_forms(
     model: str, judge: Workload, factor: float
 ) -> tuple[Reading, dict[str, tuple[Reading, list[ItemScore]]]]:
-    """The base in its window, and every closed form."""
+    """Return the readings of the base in its window, and of every closed form."""
     snapshot = open_snapshot(model)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory).eval()
     base = read(judge, loaded, Variant("base", "base", snapshot))[0]
@@ -134,8 +134,10 @@ def far_loss(judge: Workload, reading: Reading) -> float:
 def fitted(
     model: str, data: str, judge: Workload, output: Path, options: dict[str, Any]
 ) -> tuple[Any, tuple[Reading, list[ItemScore]], float]:
-    """Fit, write, and read what stock transformers loads; also by how much the fit's own numbers
-    differ from those of the reloaded checkpoint."""
+    """Fit, write, and read the checkpoint that stock transformers loads.
+
+    The result includes by how much the fit's own numbers differ from the reloaded checkpoint's.
+    """
     done = ropext.fit(model, data, output, say=told, **options)
     assert done is not None
     loaded = transformers.AutoModelForCausalLM.from_pretrained(output).eval()
@@ -176,7 +178,7 @@ def compared(
     other: tuple[Reading, list[ItemScore]],
     name: str,
 ) -> str:
-    """Paired, on the same tokens and the same questions."""
+    """Return the paired differences, on the same tokens and the same questions."""
     frame = judge.frame
     tail = frame.difference(mine[0], other[0], frame.tail_span(frame.longest))
     half = frame.difference(mine[0], other[0], frame.far_half)
@@ -226,7 +228,7 @@ def one(model: str, data: str, table: str, options: dict[str, Any], within: Sequ
 
 
 def settings() -> None:
-    """The bundled checkpoint at 4 times, fitted with each of the settings that were tried."""
+    """Fit the bundled checkpoint at 4 times with each of the tried settings."""
     judge = judge_of("ropext://demo", "ropext://held-out", 4.0, "documents")
     print("| learning rate | questions | weight of one | start | tail loss | passkey | kept |")
     print("|---|---|---|---|---|---|---|")
@@ -248,8 +250,8 @@ def settings() -> None:
 
 
 def short_rows(factor: float, batch_tokens: Sequence[int], seed: int) -> None:
-    """Fits in rows of the target's length and in short ones, judged on the same documents, and
-    what each read; a token with gradients costs three forward."""
+    """Compare fits in rows of the target's length and in short ones on the same documents, with the
+    tokens of each; a token with gradients costs three forward."""
     model, data = "ropext://demo", "ropext://tuning"
     judge = judge_of(model, "ropext://held-out", factor, "documents")
     snapshot = open_snapshot(model)

@@ -42,7 +42,7 @@ PAIRS = 16
 
 
 def fitted() -> tuple[float, ...]:
-    """One divisor per pair, as a fit finds them: no formula's, growing with the wavelength."""
+    """Draw one divisor per pair, as a fit finds them: no formula's, growing with the wavelength."""
     draw = np.random.default_rng(0)
     return tuple((np.linspace(1, 4, PAIRS) ** 1.2 * draw.uniform(0.9, 1.1, PAIRS)).tolist())
 
@@ -119,8 +119,11 @@ def forms(engine: str, count: int) -> None:
 
 
 def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None, kept: Path) -> None:
-    """A quantised file in llama.cpp beside its dequantised weights in transformers: the last 2,048
-    tokens of one text, inside the window and at its end. Each cell is kept, and not read again."""
+    """Compare a quantised file in llama.cpp with its dequantised weights in transformers.
+
+    Both read the last 2,048 tokens of one text, inside the window and at its end. Each cell is
+    kept, and not read again.
+    """
     from transformers import AutoTokenizer
 
     from ropext.files.inspecting import Inspection, inspect
@@ -174,8 +177,11 @@ def chunks(count: int, length: int) -> list[tuple[str, list[int]]]:
 
 
 def perplexity(quantise: Path, tool: Path, kind: str, count: int) -> None:
-    """The bundled model, quantised, at twice its window: `ropext eval` and llama.cpp's own
-    perplexity over the same tokens, the second half of each chunk."""
+    """Compare `ropext eval` and llama.cpp's own perplexity on the bundled model, quantised, at
+    twice its window.
+
+    Both read the same tokens, the second half of each chunk.
+    """
     from gguf_files import making
     from pyarrow import parquet
 
@@ -229,7 +235,7 @@ def perplexity(quantise: Path, tool: Path, kind: str, count: int) -> None:
 
 
 def sparse(path: Path, gigabytes: int, filled: int) -> None:
-    """A Llama of so many gigabytes, of which `filled` are on the disk."""
+    """Write a Llama of so many gigabytes, of which `filled` are on the disk."""
     from gguf_files import making
 
     rows = 1 << 18  # of 1024 float32 numbers: one GiB
@@ -266,7 +272,7 @@ def copy(gigabytes: int, filled: int, rounds: int, room: Path | None) -> None:
         for _ in range(rounds):
             for name, words in zip(times, (copying, begun, own), strict=True):
                 out.unlink(missing_ok=True)
-                os.sync()  # what was unlinked is not freed at the next one's cost
+                os.sync()  # so that freeing the unlinked file costs the next one nothing
                 measured = [sys.executable, "-P", "-c", MEASURED, *words]
                 done = subprocess.run(
                     measured, check=True, cwd=ROOT, capture_output=True, text=True

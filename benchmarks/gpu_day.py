@@ -37,7 +37,7 @@ NEEDED = (
 USEFUL = {"bitsandbytes": "--qlora", "gguf": "SmolLM2's wheel", "flash_attn": "flash attention"}
 PATIENCE = 3  # times the limits, in a dry run, whose CPU may be busy
 OF_THE_MODEL = ("result", "pose", "groups", "questions")  # pieces that wait for --model
-GRACE = 30  # seconds between the signal that asks a piece to end and the one that ends it
+GRACE = 30  # seconds between the signal that asks a piece to end and the signal that ends it
 
 
 def say(sentence: str) -> None:
@@ -52,7 +52,7 @@ def install(wheels: Path, site: Path) -> None:
 
 
 def check_packages() -> None:
-    """Say what is missing and how to bring it; without what is needed nothing is begun."""
+    """Print the missing packages and how to get them; without the needed ones nothing begins."""
     lacking = [name for name in (*NEEDED, *USEFUL) if importlib.util.find_spec(name) is None]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     get = f"python -m pip download --only-binary=:all: --python-version {version} -d wheels"
@@ -70,7 +70,7 @@ def check_packages() -> None:
 
 
 def model_of(model: Path | None, work: Path) -> str | None:
-    """The checkpoint that is read; None while its wheel is not whole."""
+    """Return the checkpoint to read; None while its wheel is not whole."""
     if model is None:
         return STAND_IN
     if (model / "config.json").is_file():
@@ -105,7 +105,7 @@ def end(child: "subprocess.Popen[bytes]") -> None:
 
 @dataclass
 class Call:
-    """One call: what is left of it, and how many lines it has shown."""
+    """One call: its remaining time, and how many lines it has printed."""
 
     day: Day
     until: float
@@ -136,7 +136,7 @@ class Call:
             say(f"  {self.left:.0f} s are left, and a case here may take longer: the next call")
 
     def child(self, piece: Piece) -> bool:
-        """One process; whether another one may go on."""
+        """Run one process; return whether another one may start."""
         self.day.running.unlink(missing_ok=True)
         start = [sys.executable, str(ROOT / "benchmarks/gpu_pieces/child.py")]
         before, since = self.shown, time.monotonic()
@@ -169,7 +169,8 @@ class Call:
         return True
 
     def note(self, piece: Piece, case: str, error: str) -> None:
-        """What the child could not note itself; one that does not start ends its piece."""
+        """Record an error that the child could not record itself; a child that does not start ends
+        its piece."""
         line = {"piece": piece.name, "dry": self.day.dry}
         self.day.append(line | {"case": case, "error": error})
         if case == "its start":
@@ -211,7 +212,7 @@ def parsed() -> argparse.Namespace:
 
 
 def day_of(given: argparse.Namespace) -> tuple[Day, bool]:
-    """What the pieces are told, and whether the result has its model."""
+    """Return the facts for the pieces, and whether the result has its model."""
     out: Path = given.out.resolve()
     (out / "work").mkdir(parents=True, exist_ok=True)
     site = out / "site"

@@ -29,14 +29,14 @@ import pyarrow.parquet
 import ropext
 
 PORT = 18978
-CONTEXT = 1024  # tokens before the first one that is asked for
+CONTEXT = 1024  # tokens before the first measured one
 ASKED = 96  # tokens
 CACHES = ("q8_0", "q4_0", "q8_0/q4_0")
 UNROUNDED = "f16"
 
 
 def asked(path: str, body: dict[str, Any]) -> Any:
-    """What the server answers."""
+    """Return the server's answer."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{PORT}{path}",
         json.dumps(body).encode(),
@@ -47,7 +47,7 @@ def asked(path: str, body: dict[str, Any]) -> Any:
 
 
 def started(server: str, model: str, cache: str) -> "subprocess.Popen[bytes]":
-    """A server that answers."""
+    """Start a server, and wait until it answers."""
     keys, _, values = cache.partition("/")
     words = [server, "-m", model, "-c", "2048", "-np", "1", "-t", "2", "--no-warmup", "-fa", "on"]
     words += ["-ctk", keys, "-ctv", values or keys, "--port", str(PORT)]
@@ -65,7 +65,7 @@ def started(server: str, model: str, cache: str) -> "subprocess.Popen[bytes]":
 
 
 def losses_of_server(server: str, model: str, tokens: list[int], cache: str) -> np.ndarray:
-    """The loss of each of the last tokens, given all before it."""
+    """Return the loss of each of the last tokens, given all before it."""
     running = started(server, model, cache)
     losses = []
     try:
@@ -84,7 +84,7 @@ def losses_of_server(server: str, model: str, tokens: list[int], cache: str) -> 
 def read_by_ropext(
     model: str, text: str, caches: list[str]
 ) -> tuple[list[int], dict[str, np.ndarray]]:
-    """The tokens from the second on, and the losses of the last ones by variant."""
+    """Return the tokens from the second on, and the losses of the last ones by variant."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "text.txt")
         data.write_text(text, "utf-8")
@@ -101,8 +101,10 @@ def read_by_ropext(
 
 
 def in_float32(model: str, output: Path) -> None:
-    """Write the same model with its weights as 32-bit numbers, so that llama.cpp's kernels round no
-    activations to 8 bits, which hides what a cache does."""
+    """Write the same model with its weights as 32-bit numbers.
+
+    Otherwise llama.cpp's kernels round activations to 8 bits, which hides a cache's effect.
+    """
     reader = gguf.GGUFReader(model)
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(output, architecture)

@@ -32,13 +32,13 @@ CASES = {
 
 
 def resident(name: str) -> int:
-    """VmRSS (now) or VmHWM (highest since it was last reset), in bytes. Linux."""
+    """Return VmRSS (now) or VmHWM (highest since it was last reset), in bytes. Linux."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def highest(work: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
-    """What some work gives, and how far resident memory rises during it."""
+    """Return the work's result, and how far resident memory rises during it."""
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     found = work()
@@ -47,7 +47,8 @@ def highest(work: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
 
 
 def write_corpus(path: Path, count: int, words: int, long_ones: int = 0) -> None:
-    """`count` documents of `words` words; every (count / long_ones)-th has a hundred times that."""
+    """Write `count` documents of `words` words; every (count / long_ones)-th has a hundred times
+    that."""
     every = count // long_ones if long_ones else count + 1
     with path.open("w", encoding="utf-8") as out:
         for number in range(count):
@@ -81,7 +82,7 @@ def write_model(directory: Path) -> None:
 
 
 def corpus_case(folder: Path, count: int) -> dict[str, Any]:
-    """The search of an evaluation for documents that are long enough."""
+    """Run an evaluation's search for documents that are long enough."""
     from ropext.evaluation.corpus import (
         DocumentEncoder,
         Source,
@@ -108,7 +109,7 @@ def corpus_case(folder: Path, count: int) -> dict[str, Any]:
 
 
 def reading_case(folder: Path, count: int, tokens: int) -> dict[str, Any]:
-    """`ropext eval`, whole, with its report."""
+    """Run `ropext eval`, whole, with its report."""
     import torch
 
     from ropext.pipeline.public import evaluate

@@ -29,7 +29,7 @@ READY = ("server is listening", "all slots are idle", "error loading model")
 
 
 def convert(family: str, folder: Path, converter: str) -> Path:
-    """A small model of a family as a GGUF."""
+    """Make a small model of a family as a GGUF."""
     output = folder / f"{family}.gguf"
     if output.exists():
         return output
@@ -46,7 +46,7 @@ def convert(family: str, folder: Path, converter: str) -> Path:
 
 
 def allocated(server: str, model: Path, length: int, cache: str) -> float | None:
-    """The MiB of the KV buffers that llama-server logs; None where it does not start."""
+    """Return the MiB of the KV buffers that llama-server logs; None if it does not start."""
     library = {"LD_LIBRARY_PATH": str(Path(server).parent)}
     words = [server, "-m", str(model), "-c", str(length), "-np", "1", "-t", "1", "--no-warmup"]
     words += ["-ctk", cache, "-ctv", cache, "-fa", "on", "--port", "18977", "-lv", "4"]
@@ -62,7 +62,7 @@ def allocated(server: str, model: Path, length: int, cache: str) -> float | None
 
 
 def _wait_for(running: "subprocess.Popen[bytes]", log: int) -> str:
-    """What was logged when the server is ready, or has ended."""
+    """Return the log when the server is ready, or has ended."""
     while True:
         try:
             running.wait(timeout=0.5)
@@ -75,7 +75,7 @@ def _wait_for(running: "subprocess.Popen[bytes]", log: int) -> str:
 
 
 def compared(server: str, model: Path) -> Iterator[tuple[int, str, float | None, float | None]]:
-    """(length, cache, MiB of llama.cpp, MiB of ropext)."""
+    """Yield (length, cache, MiB of llama.cpp, MiB of ropext)."""
     for length in LENGTHS:
         fit = memory_fit(
             model, MemoryOptions(memory="64G", kv=CACHES), length=length, revision=None

@@ -1,17 +1,17 @@
 """Train short, read long: five tiny decoders that differ in their position scheme alone.
 
-Claim: what each scheme does beyond the trained length, and what its extension gives there,
+Claim: the loss of each scheme beyond the trained length, and the gain of its extension there,
 untrained and after a short training.
 
     python benchmarks/position_schemes.py TEXTS HELD_OUT --work DIR
         [--schemes learned rope] [--steps 500] [--tune-rows 1] [--report FILE.md] [--plot FILE.png]
 
-TEXTS and HELD_OUT are folders of .txt files. Each of the five is a stock class (XGLM, GPT-2, T5's
-decoder, Falcon with ALiBi and with RoPE) of the same width, depth, heads and vocabulary (that of
-the bundled model), trained on the same tokens in the same order from the same seed, in windows of
-256. Read are the last 64 tokens of windows of 1 to 8 times 256 that end at the same places, so that
-every length scores the same tokens. Each piece (a training, a tuning, a reading) is kept in DIR,
-and a run that was stopped goes on with the first that is missing.
+TEXTS and HELD_OUT are folders of .txt files. The five are stock classes (XGLM, GPT-2, T5's decoder,
+Falcon with ALiBi and with RoPE) of the same width, depth, heads and vocabulary (the bundled
+model's). They are trained on the same tokens in the same order from the same seed, in windows of
+256. The benchmark reads the last 64 tokens of windows of 1 to 8 times 256 that end at the same
+places, so that every length scores the same tokens. Each piece (a training, a tuning, a reading) is
+kept in DIR, and a stopped run resumes with the first missing piece.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SCHEMES = ("learned", "rope", "alibi", "sinusoidal", "buckets")
 
 @dataclass(frozen=True)
 class Bench:
-    """What all models are trained and read on, and where the pieces are kept."""
+    """The texts that all models are trained and read on, and the folder that keeps the pieces."""
 
     texts: np.ndarray[Any, Any]
     held_out: np.ndarray[Any, Any]
@@ -83,7 +83,7 @@ class Logits(nn.Module):
 
 
 def build(scheme: str) -> nn.Module:
-    """The model of a scheme with fresh weights; the class of each is named in the report."""
+    """Build the model of a scheme with fresh weights; the report names its class."""
     import transformers as hf
 
     torch.manual_seed(SEED)
@@ -120,7 +120,7 @@ def build(scheme: str) -> nn.Module:
 
 
 def tokens_of(folder: Path, work: Path) -> np.ndarray[Any, Any]:
-    """All texts of a folder as one row of tokens, kept between runs."""
+    """Return all texts of a folder as one row of tokens, kept between runs."""
     kept = work / f"{folder.name}.npy"
     if not kept.exists():
         from transformers import AutoTokenizer
@@ -136,7 +136,7 @@ def tokens_of(folder: Path, work: Path) -> np.ndarray[Any, Any]:
 
 
 def batches(tokens: np.ndarray[Any, Any], steps: int, rows: int, length: int) -> Iterator[Any]:
-    """The same windows for every model: drawn by one seed."""
+    """Yield the same windows for every model: drawn by one seed."""
     random = np.random.default_rng(SEED)
     for _ in range(steps):
         starts = random.integers(0, len(tokens) - length - 1, rows)
@@ -146,7 +146,8 @@ def batches(tokens: np.ndarray[Any, Any], steps: int, rows: int, length: int) ->
 def train(
     model: nn.Module, tokens: np.ndarray[Any, Any], steps: int, rows: int, length: int, rate: float
 ) -> list[float]:
-    """AdamW with a warm-up of a twentieth and a cosine down to a tenth; the losses."""
+    """Train by AdamW with a warm-up of a twentieth and a cosine down to a tenth; return the
+    losses."""
     model.train()
     params = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(params, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -170,7 +171,7 @@ def train(
 
 @torch.no_grad()
 def tails(model: nn.Module, tokens: np.ndarray[Any, Any], length: int) -> list[float]:
-    """The mean loss over the last TAIL tokens of each window of this length."""
+    """Return the mean loss over the last TAIL tokens of each window of this length."""
     model.eval()
     longest = LENGTH * FACTORS[-1]
     ends = np.linspace(longest + 1, len(tokens) - 1, WINDOWS).astype(int)
@@ -186,7 +187,7 @@ def tails(model: nn.Module, tokens: np.ndarray[Any, Any], length: int) -> list[f
 
 
 def trained(scheme: str, bench: Bench) -> nn.Module:
-    """The model of a scheme after its training, which runs once."""
+    """Return the model of a scheme after its training, which runs once."""
     model, kept = build(scheme), bench.work / f"{scheme}.pt"
     if not kept.exists():
         size = sum(p.numel() for p in model.parameters())
@@ -200,7 +201,7 @@ def trained(scheme: str, bench: Bench) -> nn.Module:
 
 
 def grown(model: Any, factor: int, method: str) -> None:
-    """GPT-2's table with more rows: by a method of ropext, or drawn at random."""
+    """Add rows to GPT-2's table: by a method of ropext, or drawn at random."""
     old = model.model.transformer.wpe.weight.detach()
     count = LENGTH * factor
     if method == "random":
@@ -216,7 +217,7 @@ def patched(model: Any, factor: int, method: str) -> None:
 
 
 def slowed(model: Any, factor: int, method: str) -> None:
-    """XGLM's sinusoids at positions divided by the factor."""
+    """Give XGLM its sinusoids at positions divided by the factor."""
     table = next(m for m in model.modules() if "Sinusoidal" in type(m).__name__)
     half = WIDTH // 2
     waves = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
@@ -226,7 +227,7 @@ def slowed(model: Any, factor: int, method: str) -> None:
 
 
 def bucketed(model: Any, factor: int, method: str) -> None:
-    """T5's buckets with a larger maximum distance, or of distances divided by the factor."""
+    """Give T5 a larger maximum distance, or buckets of distances divided by the factor."""
     if method == "max-distance":
         ropext.patch(model.stack, method=method, factor=factor)
         return
@@ -257,7 +258,7 @@ TUNED = (
 
 
 def piece(work: Path, name: str, make: Callable[[], Any]) -> Any:
-    """A result that is made once."""
+    """Return a result that is made once."""
     kept = work / f"{name}.json"
     if not kept.exists():
         print(name, flush=True)
@@ -273,7 +274,8 @@ def read_untouched(scheme: str, bench: Bench) -> dict[str, list[float]]:
 
 
 def read_extended(scheme: str, method: str, bench: Bench) -> dict[str, list[float]]:
-    """The tail at each length by the extension to it, and at 1x by the one to 4x: its short tax."""
+    """Return the tail at each length by the extension to it, and at 1x by the extension to 4x: its
+    short tax."""
     extend, out = EXTENSIONS[scheme][0], {}
     for factor in FACTORS[1:]:
         model = trained(scheme, bench)
@@ -285,7 +287,8 @@ def read_extended(scheme: str, method: str, bench: Bench) -> dict[str, list[floa
 
 
 def read_tuned(scheme: str, method: str, bench: Bench) -> dict[str, list[float]]:
-    """The extension to 4x after its training there, at every length up to it."""
+    """Return the tails of the extension to 4x after its training there, at every length up to
+    it."""
     model = trained(scheme, bench)
     EXTENSIONS[scheme][0](model, TUNE_FACTOR, method)
     train(model, bench.texts, TUNE_STEPS, bench.tune_rows, LENGTH * TUNE_FACTOR, TUNE_RATE)
@@ -294,7 +297,7 @@ def read_tuned(scheme: str, method: str, bench: Bench) -> dict[str, list[float]]
 
 
 def readings(schemes: Sequence[str], bench: Bench) -> dict[str, dict[str, list[float]]]:
-    """Every reading by its name, in the order of what is asked first."""
+    """Return every reading by its name; the most important ones run first."""
     out = {}
     for scheme in schemes:
         out[scheme] = piece(bench.work, scheme, partial(read_untouched, scheme, bench))
@@ -319,7 +322,7 @@ def cell(values: list[float] | None, base: list[float]) -> str:
 
 
 def report(found: dict[str, dict[str, list[float]]]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     head = ["", *(f"{factor}x" for factor in FACTORS)]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for name in sorted(found, key=lambda n: (SCHEMES.index(n.split(",")[0]), n.count(","), n)):
@@ -330,7 +333,7 @@ def report(found: dict[str, dict[str, list[float]]]) -> str:
 
 
 def draw(found: dict[str, dict[str, list[float]]], path: Path, bench: Bench) -> None:
-    """The loss by length: untouched, extended, tuned; and how alike positions are."""
+    """Draw the loss by length: untouched, extended, tuned; and how alike positions are."""
     from matplotlib.figure import Figure
 
     from ropext.results.report.plots import similarity
@@ -364,7 +367,7 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path, bench: Bench) -> 
 
 
 def likeness(scheme: str, model: Any, similarity: Any) -> tuple[np.ndarray[Any, Any], str]:
-    """What each scheme says of two positions, of one head where heads differ."""
+    """Return each scheme's similarity of two positions, for one head if heads differ."""
     apart = np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None]
     if scheme == "learned":
         rows = model.model.transformer.wpe.weight.detach().double().numpy()

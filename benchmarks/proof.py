@@ -84,7 +84,7 @@ def llama_shapes(config: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def write(directory: Path, config: dict[str, Any]) -> int:
-    """A sparse checkpoint; returns its size in bytes."""
+    """Write a sparse checkpoint; return its size in bytes."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     table, offset = {}, 0
@@ -103,7 +103,7 @@ def write(directory: Path, config: dict[str, Any]) -> int:
 
 
 def import_seconds(name: str) -> float:
-    """CPU seconds of a fresh process that imports what a load of this model imports."""
+    """Return the CPU seconds of a fresh process that does the imports of loading this model."""
     code = f"import torch, accelerate; from transformers import AutoConfig, {name}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-P", "-c", code], check=True)

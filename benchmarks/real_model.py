@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct beyond its 8,192 tokens, on whole books: what each extension gives.
+"""SmolLM2-135M-Instruct beyond its 8,192 tokens, on whole books: the effect of each extension.
 
     python scripts/real_model.py MODEL
     python benchmarks/real_model.py --model MODEL --books FOLDER
@@ -9,14 +9,14 @@
 
 FOLDER holds one text file a book; the first --length tokens of each are read. A cell is one book
 read by one variant. Every cell is kept as soon as it is there, as sums of NLL over parts of 256
-tokens, in --cells (benchmarks/results/real-model, of which the repository has what was measured):
-the same command goes on with the cells that are missing, --until stops between two of them, and the
-table says which are not there yet.
+tokens, in --cells (benchmarks/results/real-model, which holds the measured cells). The same command
+resumes with the missing cells, --until stops between two of them, and the table names the cells
+that are still missing.
 
 Variants are `short` (the base through its short window), `untouched`, the methods at LENGTH /
-context (`self-extend-4096-3`: with that window and group; `self-extend-from-4`: with groups that
-double with distance, see self_extend_groups.py), and checkpoints that were written,
-NAME=DIR; one whose context is shorter than LENGTH is read through the short window (a control).
+context, and written checkpoints, NAME=DIR. `self-extend-4096-3` has that window and group;
+`self-extend-from-4` has groups that double with distance, see self_extend_groups.py. A checkpoint
+whose context is shorter than LENGTH is read through the short window (a control).
 """
 
 import argparse
@@ -83,7 +83,7 @@ class Cells:
 
 
 def books_of(model: str, folder: Path, length: int) -> tuple[corpus.Document, ...]:
-    """The beginnings of all books that are long enough, in the order of their hashes."""
+    """Return the beginnings of all books that are long enough, in the order of their hashes."""
     snapshot = open_snapshot(model)
     encoder = corpus.DocumentEncoder(load_tokenizer(snapshot, False))
     wanted = corpus.Wanted((length,), given=True, max_documents=100)
@@ -92,7 +92,7 @@ def books_of(model: str, folder: Path, length: int) -> tuple[corpus.Document, ..
 
 
 def order_of(given: Sequence[str], count: int) -> Iterator[tuple[int, str]]:
-    """(book, variant) in the order in which they are read."""
+    """Yield (book, variant) in the order in which they are read."""
     done = set()
     rounds = [(count, tuple(given))] if given else [(min(n, count), own) for n, own in ORDER]
     for books, variants in rounds:
@@ -112,7 +112,7 @@ class Models:
         self.held: tuple[str, Any] = ("", None)
 
     def of(self, variant: str) -> Any:
-        """The model as this variant computes."""
+        """Return the model as this variant computes."""
         name = self.checkpoints.get(variant, self.model)
         if self.held[0] != name:
             loaded = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=self.dtype)
@@ -135,13 +135,13 @@ class Models:
 
 
 def resident(name: str) -> int:
-    """VmRSS (now) or VmHWM (highest since the last reset), in bytes. Linux."""
+    """Return VmRSS (now) or VmHWM (highest since the last reset), in bytes. Linux."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
-    """One cell."""
+    """Read one cell."""
     loaded = models.of(variant)
     reads = Workload(NEXT_TOKEN.frame(CONTEXT, (models.length,), 0), (book,))
     store = Store()
@@ -168,7 +168,7 @@ def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
 
 
 def until(clock: str) -> datetime:
-    """The next time that a clock shows HH:MM."""
+    """Return the next time that a clock shows HH:MM."""
     now = datetime.now()
     found = datetime.combine(now, datetime.strptime(clock, "%H:%M").time())
     return found if found > now else found + timedelta(days=1)
@@ -217,7 +217,7 @@ def paired(
 
 
 def told(value: Value, digits: int = 4, sign: str = "+") -> str:
-    """A value with its interval, or where there is none with its range over books."""
+    """Return a value with its interval, or if there is none with its range over books."""
     ends = value.ci95 or value.range
     own = f"{value.value:{sign}.{digits}f}"
     if ends is None or value.n < 2:
@@ -227,7 +227,7 @@ def told(value: Value, digits: int = 4, sign: str = "+") -> str:
 
 
 def table(folder: Path, length: int, dtype: str) -> str:
-    """All that is measured at one length."""
+    """Return all measurements at one length."""
     cells = Cells(folder, length, dtype)
     base = cells.of(SHORT)
     lengths = [at for at in (4096, 8192, 16384, 32768, 65536) if at <= length]

@@ -48,7 +48,7 @@ SHOWN = {
 
 
 def items_of(model: str, books: Path, length: int, index: int) -> list[Item]:
-    """The questions about one haystack of running text."""
+    """Return the questions about one haystack of running text."""
     encoder = corpus.DocumentEncoder(load_tokenizer(open_snapshot(model), False))
     texts = [book.ids[int(book.has_bos) :] for book in books_of(model, books, max(length, LENGTH))]
     around = running_text([int(token) for text in texts for token in text])
@@ -57,7 +57,7 @@ def items_of(model: str, books: Path, length: int, index: int) -> list[Item]:
 
 
 def truncated(item: Item) -> Item:
-    """The same question behind the end of its text alone, as much as the context holds."""
+    """Return the same question after the end of its text alone, as much as the context holds."""
     cut = item.length - CONTEXT
     return replace(item, prompt=item.prompt[cut:], shared=item.shared - cut, length=CONTEXT)
 
@@ -99,12 +99,12 @@ def measure(given: argparse.Namespace) -> None:
 
 
 def by_depth(cells: dict[str, Any], what: str) -> np.ndarray:
-    """`right` (1 or 0) or `nll`: a row a haystack, a column a depth."""
+    """Return `right` (1 or 0) or `nll`: a row a haystack, a column a depth."""
     return np.array([list(cell[what].values()) for cell in cells.values()], dtype=float)
 
 
 def with_interval(values: np.ndarray) -> str:
-    """The mean of all questions; the interval is over haystacks."""
+    """Return the mean of all questions; the interval is over haystacks."""
     mean = Bootstrap(0).ratio(list(values.sum(1)), [values.shape[1]] * len(values))
     ends = mean.ci95 or mean.range or (mean.value, mean.value)
     return f"{mean.value:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
@@ -128,7 +128,7 @@ def table(cells: Cells) -> str:
 
 
 def picture(cells: Cells, path: Path) -> None:
-    """Share of keys found, and loss of the right answer, by where the key stands."""
+    """Draw the share of keys found, and the loss of the right answer, by the key's depth."""
     import matplotlib
 
     matplotlib.use("Agg")

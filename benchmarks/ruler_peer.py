@@ -66,7 +66,7 @@ class Ruler:
         return git.stdout.strip() or "unknown"
 
     def missing(self, task: str) -> str:
-        """Why a task's prompts cannot be made here; empty if they can."""
+        """Return why a task's prompts cannot be made here; empty if they can."""
         config = self.tasks[task]
         needed = list(PACKAGES)
         if config["task"] == "freq_words_extraction":
@@ -86,7 +86,8 @@ class Ruler:
         return ""
 
     def prompts(self, task: str, tokenizer: str, length: int, samples: int) -> list[dict[str, Any]]:
-        """What its generator writes into validation.jsonl, called as its prepare.py does."""
+        """Return the rows that its generator writes into validation.jsonl, called as its prepare.py
+        does."""
         config = self.tasks[task]
         base = _module(self.scripts / "constants.py").TASKS[config["task"]]
         with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +128,7 @@ def _module(file: Path) -> ModuleType:
 
 
 def cleaned(answer: str) -> str:
-    """An answer as RULER's evaluate.py cleans it before it scores it."""
+    """Return an answer as RULER's evaluate.py cleans it before it scores it."""
     return re.sub(r"[\x00-\x1f]", "\n", answer.strip()).strip()
 
 
@@ -137,10 +138,11 @@ class Peers:
 
     done: Evaluated
     tasks: tuple[str, ...]
-    outputs: dict[str, list[str]]  # of each prompt, by its hash
+    outputs: dict[str, list[str]]  # references of each prompt, by its hash
 
     def rows(self, match: Callable[[list[str], list[list[str]]], float]) -> Iterator[list[str]]:
-        """A row for each task, length and model: ropext's task, RULER's prompts, RULER's score."""
+        """Yield a row for each task, length and model: ropext's task, RULER's prompts, RULER's
+        score."""
         for task in self.tasks:
             for length in self.done.frame.lengths:
                 for label, model in self.done.models.items():
@@ -163,7 +165,7 @@ class Peers:
 
 
 def _text(value: Value | None) -> str:
-    """A share with its interval and its number of questions."""
+    """Return a share with its interval and its number of questions."""
     if value is None:
         return ""
     low, high = value.ci95 or (0.0, 1.0)
@@ -210,7 +212,7 @@ HEAD = "| task | length | model | ropext's task | RULER's prompts | RULER's scor
 
 
 def page(ruler: Ruler, peers: Peers, left_out: dict[str, str], command: str) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     today = datetime.now(UTC).date()
     lines = [f"    python benchmarks/ruler_peer.py {command}", ""]
     lines.append(f"{today:%-d %B %Y}, RULER {ruler.commit}. Share, 95 % interval, questions.")

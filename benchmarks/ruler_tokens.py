@@ -27,7 +27,7 @@ DEPTHS = 5
 
 
 def checkpoint(place: Path, longest: int) -> str:
-    """A random Llama of one layer, with the demo's tokenizer."""
+    """Write a random Llama of one layer, with the demo's tokenizer."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def ours(model: str, task: str, length: int, items: int) -> int:
     check = TokenScorer.self_check
 
     def no_progress(self: TokenScorer) -> Any:
-        """The self-check reads 48 tokens, whatever is asked."""
+        """Run the self-check without counting its tokens: it reads 48 for any input."""
         before = len(seen)
         manner = check(self)
         del seen[before:]

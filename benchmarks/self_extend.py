@@ -40,7 +40,7 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.options.tasks import Item, find_task
 from ropext.options.tasks.item import running_text
 
-SHARES = (0.25, 0.5, 0.75)  # of the context: windows
+SHARES = (0.25, 0.5, 0.75)  # windows, as shares of the context
 ROWS = 512  # positions of which logits are made at a time
 
 
@@ -57,7 +57,7 @@ def losses(model: Any, ids: torch.Tensor) -> np.ndarray:
 
 
 def through_window(model: Any, ids: torch.Tensor, context: int) -> np.ndarray:
-    """The same by a model that sees its context alone."""
+    """Return the same losses by a model that sees its context alone."""
     out = np.empty(len(ids) - 1)
     out[: context - 1] = losses(model, ids[:context])
     step = context // 2
@@ -69,7 +69,7 @@ def through_window(model: Any, ids: torch.Tensor, context: int) -> np.ndarray:
 
 
 def ways(context: int, factor: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is tried: the default, the grid around it, ReRoPE, YaRN."""
+    """Yield the tried settings: the default, the grid around it, ReRoPE, YaRN."""
     how: dict[str, Any] = {"method": "self-extend", "factor": factor}
     yield "yarn", {"method": "yarn", "factor": factor}
     yield "default", how
@@ -98,7 +98,7 @@ def questions(place: str, texts: list[torch.Tensor], length: int, count: int) ->
 
 
 def found(model: Any, haystacks: list[list[Item]], context: int) -> float:
-    """The share of all questions that are answered."""
+    """Return the share of all questions that are answered."""
     right: list[float] = []
     for items in haystacks:
         with pinned(model, items[0].length), torch.no_grad():
@@ -152,8 +152,10 @@ def speed(given: argparse.Namespace) -> None:
 
 
 def memory(given: argparse.Namespace) -> None:
-    """Bytes above the loaded model, at their highest in one pass (a process reads once: what it
-    has freed is still its own)."""
+    """Print the bytes above the loaded model, at their highest in one pass.
+
+    A process reads once, because it keeps the memory that it has freed.
+    """
     length, name = int(given.memory[0]), given.memory[1]
     place = MODELS.get(given.model, given.model)
     model = transformers.AutoModelForCausalLM.from_pretrained(place).eval()

@@ -42,7 +42,7 @@ STEPS = 32  # the lengths of bands are multiples of such a part of the context
 
 @dataclass(frozen=True)
 class Band:
-    """Distances from `begins` on share positions by `group`; the nearest stands at `position`."""
+    """Distances from `begins` on share positions by `group`; the nearest one has `position`."""
 
     begins: int  # tokens
     group: int
@@ -53,7 +53,7 @@ class Band:
         return positions // self.group
 
     def query_positions(self, positions: Positions) -> Positions:
-        """Return p // G, moved so that a key at the band's edge stands at its position."""
+        """Return p // G, moved so that a key at the band's edge gets its position."""
         return self.key_positions(positions) + (self.position - self.key_positions(self.begins))
 
 
@@ -116,9 +116,9 @@ def in_bands(heads: Heads, bands: tuple[Band, ...], rotation: self_extend.Rotati
 
 
 def _spans(here: int, count: int, begins: int, end: int, far: bool) -> Iterator[KeySpan]:
-    """Divide the keys that stand `begins` to `end` - 1 tokens before each of `count` queries.
+    """Divide the keys that are `begins` to `end` - 1 tokens before each of `count` queries.
 
-    All are multiples of a block, so that a triangle lies wholly before the first key or beyond it.
+    All are multiples of a block, so that a triangle is wholly before the first key or beyond it.
     """
     nearest = here - begins
     furthest = here - end

@@ -27,11 +27,12 @@ from self_extend import documents, losses, through_window
 from ropext.base.bundled import MODELS
 from ropext.models.patching import patch, unpatch
 
-Shift = tuple[str, int, int, int]  # what is done, from a position, up to another, by how much
+Shift = tuple[str, int, int, int]  # the operation, from a position, up to another, by how much
 
 
 def shifts(past: int, grouped: int, group: int, window: int) -> tuple[list[Shift], int, int]:
-    """What is done to the cache when `past` positions are taken, and both counts afterwards."""
+    """Return the shifts of the cache when `past` positions are taken, and both counts
+    afterwards."""
     done: list[Shift] = []
     while group > 1 and past >= grouped + window:
         before = group * grouped // window
@@ -93,7 +94,7 @@ class Engine:
 
 
 def turned(keys: torch.Tensor, by: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
-    """Keys of a Llama, each turned on by a number of positions."""
+    """Turn the keys of a Llama on, each by a number of positions."""
     angle = torch.cat([by[:, None].double() * inv_freq.double()] * 2, -1)
     low, high = keys.chunk(2, -1)
     return keys * angle.cos().float() + torch.cat([-high, low], -1) * angle.sin().float()
@@ -103,7 +104,7 @@ def turned(keys: torch.Tensor, by: torch.Tensor, inv_freq: torch.Tensor) -> torc
 def shifted(
     model: Any, ids: torch.Tensor, group: int, window: int, size: int, sign: int
 ) -> np.ndarray:
-    """The same shifts of transformers' cache. `sign` is -1 where a division turns the wrong way."""
+    """Shift transformers' cache in the same way. `sign` is -1 if a division turns the wrong way."""
     cache: Any = transformers.DynamicCache(config=model.config)
     at, past, grouped, parts = torch.empty(0, dtype=torch.long), 0, 0, []
     for tokens in batches(ids, size):

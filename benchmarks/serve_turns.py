@@ -30,7 +30,7 @@ class Turn:
 
 
 def call(server: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One answer of the server."""
+    """Return one answer of the server."""
     connection = http.client.HTTPConnection(server)
     verb = "GET" if body is None else "POST"
     connection.request(verb, path, json.dumps(body), {"Content-Type": "application/json"})
@@ -40,7 +40,7 @@ def call(server: str, path: str, body: dict[str, Any] | None = None) -> dict[str
 
 
 def tokens_of(server: str, text: str, special: bool) -> list[int]:
-    """A text in tokens."""
+    """Return a text in tokens."""
     ids: list[int] = call(server, "/tokenize", {"prompt": text, "add_special_tokens": special})[
         "tokens"
     ]
@@ -58,7 +58,7 @@ def kept_of(log: Path, name: str) -> int:
 
 
 def converse(server: str, log: Path, pieces: list[list[int]], keep: bool) -> list[Turn]:
-    """One conversation."""
+    """Hold one conversation."""
     prompt, turns = list[int](), list[Turn]()
     for piece in pieces:
         prompt += piece

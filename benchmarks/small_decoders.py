@@ -25,7 +25,7 @@ TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id
 
 
 def configs() -> dict[str, Any]:
-    """Each family's config, small."""
+    """Return each family's config, small."""
     half = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     shape: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 2, "num_attention_heads": 4}
     shape |= {"tie_word_embeddings": True} | TOKENS
@@ -51,7 +51,7 @@ def configs() -> dict[str, Any]:
 
 
 def write_documents(folder: Path, tokenizer: Any, output: Path) -> None:
-    """Passages of each book, from places that lie evenly in it."""
+    """Write passages of each book, from evenly spaced places."""
     with output.open("w", encoding="utf-8") as file:
         for path in sorted(folder.glob("*.txt")):
             text = path.read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ LLAMA = {
 
 
 def commands(model: str) -> dict[str, tuple[list[str], float]]:
-    """Name -> (arguments of python, times the import of typer that it may cost)."""
+    """Return name -> (arguments of python, times the import of typer that it may cost)."""
     from ropext.cli.app import COMMANDS
 
     ropext = ["-m", "ropext"]
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> float:
 
 
 def imported(arguments: list[str]) -> set[str]:
-    """The heavy modules that a command imports."""
+    """Return the heavy modules that a command imports."""
     done = subprocess.run(
         [sys.executable, "-P", "-X", "importtime", *arguments],
         check=True,

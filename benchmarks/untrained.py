@@ -70,7 +70,7 @@ PROMPT = 32  # tokens of a document that are continued
 
 
 def answers(model: Any, prompts: list[Any]) -> list[list[int]]:
-    """Greedy; prompts of all lengths at once, padded on the left."""
+    """Answer greedily; prompts of all lengths at once, padded on the left."""
     longest = max(map(len, prompts))
     padded = [[0] * (longest - len(ids)) + [int(token) for token in ids] for ids in prompts]
     masked = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]

@@ -1,4 +1,4 @@
-"""The pieces of `gpu_day.py`, in order of worth, and what a piece is told and gives.
+"""The pieces of `gpu_day.py`, in order of worth, and the interface of a piece.
 
 A piece is a module here with `cases(day)`: name of a case -> a function that gives its figures.
 This file imports neither torch nor ropext, for the parent reads it too.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-STAND_IN = "ropext://demo"  # where no --model is given
+STAND_IN = "ropext://demo"  # the model if no --model is given
 Case = Callable[[], dict[str, Any]]
 
 
@@ -27,12 +27,12 @@ class Piece:
     title: str
     limit: int  # seconds of one case, which is ended there
     least: int  # with fewer seconds left in a call no case is begun
-    resumes: bool = False  # what a case has done by its limit is kept, and the next call goes on
+    resumes: bool = False  # a case keeps its work at its limit, and the next call resumes
 
 
-# Reckoned for one H100, in minutes: 1, 2, 7, 2 and 3 for the first five, which is what a loan of a
-# quarter of an hour holds in two calls (`--minutes 9`, then `--minutes 5`): what resumes is ended
-# with the first call and goes on in the second.
+# Reckoned for one H100, in minutes: 1, 2, 7, 2 and 3 for the first five. A loan of a quarter of an
+# hour holds them in two calls (`--minutes 9`, then `--minutes 5`): a piece that resumes ends with
+# the first call and continues in the second.
 PIECES = (
     Piece("correctness", "Correctness: the bundled model on the GPU beside the CPU", 120, 40),
     Piece("folding", "Self-Extend in blocks", 120, 40),
@@ -53,7 +53,7 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Day:
-    """What every piece is told, and where its lines are."""
+    """The facts that every piece receives, and the file of its lines."""
 
     out: Path
     dry: bool = False
@@ -75,7 +75,7 @@ class Day:
 
     @property
     def work(self) -> Path:
-        """Where checkpoints lie between two calls."""
+        """The folder that keeps checkpoints between two calls."""
         return self.out / "work"
 
     @property
@@ -93,7 +93,7 @@ class Day:
         return self.out / "log.txt"
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines that are whole: of the last one a kill may have left a part."""
+        """Return the whole lines: a kill may have left a part of the last one."""
         lines = []
         for line in self.lines.read_text("utf-8").split("\n") if self.lines.is_file() else ():
             with suppress(ValueError):
@@ -105,17 +105,17 @@ class Day:
             file.write("\n" + json.dumps(line))
 
     def noted(self, piece: str) -> set[str | None]:
-        """The cases of a piece that need not run again; None stands for all of them."""
+        """Return the cases of a piece that need not run again; None means all of them."""
         return {line["case"] for line in self.read() if line["piece"] == piece}
 
     def forget(self) -> None:
-        """Keep only what has figures, so that the rest runs again."""
+        """Keep only lines with figures, so that the rest runs again."""
         lines = [line for line in self.read() if "figures" in line]
         self.lines.write_text("\n".join(map(json.dumps, lines)), "utf-8")
 
 
 def at_most(value: float, bound: float) -> dict[str, Any]:
-    """A figure with its goal."""
+    """Return a figure with its goal."""
     return {"value": value, "goal": f"≤ {bound:.4g}", "met": bool(value <= bound)}
 
 
@@ -124,7 +124,7 @@ def at_least(value: float, bound: float) -> dict[str, Any]:
 
 
 def command(day: Day, words: Sequence[str], ends: int = 0) -> tuple[str, str]:
-    """Run a Python program that has to end with this code; what it printed, and what it said."""
+    """Run a Python program that has to end with this code; return its stdout and its stderr."""
     with day.log.open("a+", encoding="utf-8") as log:
         log.write(f"+ {' '.join(words)}\n")
         log.flush()
@@ -141,12 +141,12 @@ def command(day: Day, words: Sequence[str], ends: int = 0) -> tuple[str, str]:
 
 
 def ropext(day: Day, *words: str, launch: Sequence[str] = ()) -> str:
-    """What a command of ropext printed, under `accelerate launch` where that is asked."""
+    """Return the output of a command of ropext, under `accelerate launch` if requested."""
     return command(day, [*launch, "-m", "ropext", *words])[0]
 
 
 def extended(day: Day, model: str, factor: int, name: str, *more: str) -> str:
-    """The model extended by YaRN, made once."""
+    """Return the model extended by YaRN, made once."""
     place = day.work / name
     if not place.exists():
         how = ("--method", "yarn", "--factor", str(factor), "--no-verify", "--link", "symlink")

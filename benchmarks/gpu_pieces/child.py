@@ -1,7 +1,7 @@
-"""The process of one piece: its cases that are not noted yet, each a line as it comes.
+"""Run one piece: its cases that are not noted yet, each a line as it comes.
 
-It ends after a case that failed, for an error on the device can spoil what follows in the same
-process; the parent then starts another one.
+The process ends after a case that failed, for an error on the device can spoil later cases in the
+same process; the parent then starts another one.
 """
 
 import gc
@@ -23,7 +23,7 @@ SHOWN = ("torch", "transformers", "accelerate", "peft", "numpy", "bitsandbytes",
 
 
 def machine(day: Day) -> dict[str, Any]:
-    """Device, driver and versions, as every line has them."""
+    """Return device, driver and versions, as every line has them."""
     versions = {"python": platform.python_version()}
     for name in SHOWN:
         try:
@@ -40,7 +40,7 @@ def machine(day: Day) -> dict[str, Any]:
 
 
 def run(case: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What came of a case."""
+    """Return the outcome of a case."""
     begun = time.monotonic()
     try:
         result: dict[str, Any] = {"figures": case()}

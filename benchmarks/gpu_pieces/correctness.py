@@ -1,5 +1,7 @@
-"""The bundled model on the device beside the CPU: losses, gradients, and a model that is patched in
-memory beside the same one saved and loaded."""
+"""The bundled model on the device, compared with the CPU: losses, gradients, and a patched model.
+
+The model patched in memory is compared with the same one saved and loaded.
+"""
 
 import importlib.util
 from functools import partial
@@ -7,7 +9,7 @@ from typing import Any
 
 from gpu_pieces import STAND_IN, Case, Day, LeftOut, at_most, extended
 
-PLACE = 64  # tokens: what is judged are means over so many, for single ones round by more
+PLACE = 64  # tokens: the figures are means over so many, because single ones round by more
 FACTOR, ROW = 4, 1024
 
 
@@ -46,7 +48,7 @@ def rows(count: int = 4) -> Any:
 
 
 def losses(model: Any) -> Any:
-    """By row and position, float64, on the CPU."""
+    """Return the losses by row and position, in float64, on the CPU."""
     import torch
 
     ids = rows()
@@ -68,7 +70,7 @@ def apart(nll: Any, truth: Any, bound: float) -> dict[str, Any]:
 
 
 def loss(day: Day, dtype: str, attention: str = "sdpa") -> dict[str, Any]:
-    """Loss by position beside the CPU's in float32."""
+    """Compare the loss by position with the CPU's in float32."""
     if attention != "sdpa" and (day.dry or not importlib.util.find_spec("flash_attn")):
         why = "its kernels need CUDA" if day.dry else "the package flash-attn is not installed"
         raise LeftOut(f"{attention}: {why}")
@@ -77,7 +79,8 @@ def loss(day: Day, dtype: str, attention: str = "sdpa") -> dict[str, Any]:
 
 
 def in_memory(day: Day) -> dict[str, Any]:
-    """Patched in memory on the device, beside what `extend` wrote, loaded there."""
+    """Compare the model patched in memory on the device with the output of `extend`, loaded
+    there."""
     from ropext.models import patching
 
     patched = patching.patch(load(bundled(), day.device), method="yarn", factor=FACTOR)
@@ -107,7 +110,7 @@ def tuning(day: Day, device: str, dtype: str, sliced: bool) -> tuple[float, Any]
     joined = models.add_adapter(
         model, options, defaults.settings(options, defaults.Size(1_000_000, 256, ROW))
     )
-    generator = torch.Generator().manual_seed(0)  # of the CPU, whatever the device
+    generator = torch.Generator().manual_seed(0)  # a generator of the CPU, whatever the device
     moving = [parameter for parameter in joined.parameters() if parameter.requires_grad]
     with torch.no_grad():  # the half that begins as zero would give the other no gradient
         for parameter in moving:

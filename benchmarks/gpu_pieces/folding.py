@@ -1,5 +1,8 @@
-"""Self-Extend's blocks by the device's own kernels beside scores that are held, and beside plain
-attention. What `models/patching/attending.py` lists in IN_BLOCKS is what has passed here."""
+"""Self-Extend's blocks by the device's own kernels, compared with whole scores and with plain
+attention.
+
+IN_BLOCKS in `models/patching/attending.py` lists the devices that passed here.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -21,14 +24,14 @@ def allow(day: Day) -> None:
 
 
 def heads(day: Day, dtype: str) -> Any:
-    """One layer's queries and keys at random, and a last block that is not whole."""
+    """Draw one layer's queries and keys at random, with a last block that is not whole."""
     import torch
 
     from ropext.models.patching.attending import Heads
 
     window = cut(day, WINDOW)
     tokens = 5 * window + window // 3
-    generator = torch.Generator().manual_seed(0)  # of the CPU, whatever the device
+    generator = torch.Generator().manual_seed(0)  # a generator of the CPU, whatever the device
     made = [torch.randn(1, HEADS, tokens, WIDTH, generator=generator) for _ in range(5)]
     states = [state.to(day.device, getattr(torch, dtype)) for state in made]
     q, far_q, k, far_k, v = states
@@ -38,10 +41,11 @@ def heads(day: Day, dtype: str) -> Any:
 
 
 def beside_exact(layer: Any, blocks: Any, bound: float) -> dict[str, Any]:
-    """What a layer gives in blocks, beside scores that are held in float32 from the same states.
+    """Compare a layer's result in blocks with scores in float32 from the same states.
 
-    Held in half precision, scores are rounded before the softmax: the distance from those is mostly
-    theirs. So blocks may be as far from the exact ones as they are, where that is above the bound.
+    Scores in half precision are rounded before the softmax, so their distance from the exact ones
+    is mostly their own. So blocks may be as far from the exact ones as they are, if that is above
+    the bound.
     """
     from ropext.models.patching import attending
 
@@ -58,7 +62,7 @@ def beside_exact(layer: Any, blocks: Any, bound: float) -> dict[str, Any]:
 
 
 def equal(day: Day, dtype: str, bound: float) -> dict[str, Any]:
-    """A layer in blocks of the window, its states at random."""
+    """Compare a layer in blocks of the window, with random states."""
     from ropext.models.patching import attending
 
     allow(day)
@@ -68,7 +72,8 @@ def equal(day: Day, dtype: str, bound: float) -> dict[str, Any]:
 
 
 def seconds(day: Day, tokens: int) -> dict[str, Any]:
-    """A pass over one row by plain attention and by Self-Extend, in turns, alone on the device."""
+    """Time a pass over one row by plain attention and by Self-Extend, in turns, alone on the
+    device."""
     import statistics
 
     import torch

@@ -1,7 +1,8 @@
-"""Self-Extend's groups that double with distance beside the default's one group, at 2, 4 and 8
-times the context, on three kinds of text; before it, a layer in bands beside exact scores.
+"""Self-Extend's groups that double with distance, compared with the default's one group.
 
-Goal: 0.01 nats over the far half on two of the three kinds; else they stay a benchmark.
+It measures 2, 4 and 8 times the context, on three kinds of text, and before that a layer in bands
+against exact scores. Goal: 0.01 nats over the far half on two of the three kinds; else they stay a
+benchmark.
 """
 
 from dataclasses import replace
@@ -18,7 +19,7 @@ DEFAULT = "self-extend"
 
 
 def equal(day: Day, dtype: str, bound: float) -> dict[str, Any]:
-    """A layer in one band, its states at random."""
+    """Compare a layer in one band with exact scores, its states at random."""
     import torch
     from self_extend_groups import Band, in_bands
 
@@ -42,7 +43,7 @@ def equal(day: Day, dtype: str, bound: float) -> dict[str, Any]:
 
 
 def compare(day: Day, factor: int, name: str) -> dict[str, Any]:
-    """The gain of groups that double, over the far half of the target and over its tail."""
+    """Return the gain of groups that double, over the far half of the target and over its tail."""
     from self_extend_groups import FIRST_GROUPS, patch_doubling
 
     from ropext.base.bundled import MODELS

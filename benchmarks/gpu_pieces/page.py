@@ -23,7 +23,7 @@ def shown(value: Any) -> str:
 
 
 def as_text(line: Line) -> str:
-    """A case as it comes."""
+    """Return the lines of a case as it comes."""
     if line["case"] is None:
         return "  done"
     rows = [f"  {line['case']}" + (f" ({line['seconds']} s)" if "seconds" in line else "")]
@@ -44,7 +44,8 @@ def _met(line: Line, figure: dict[str, Any]) -> str:
 
 
 def page(days: Sequence[Day]) -> str:
-    """One page of the lines of several folders: each of one machine with one set of versions."""
+    """Return one page of the lines of several folders: each of one machine with one set of
+    versions."""
     runs = [[line for line in day.read() if line["case"] is not None] for day in days]
     parts = [f"# All that needs a GPU, by one command ({date.today()})\n"]
     parts.append("    python benchmarks/gpu_day.py --minutes 9 -o OUT\n")
@@ -54,7 +55,7 @@ def page(days: Sequence[Day]) -> str:
 
 
 def _run(lines: Sequence[Line]) -> Iterator[str]:
-    """The machine, a table for each piece, what failed."""
+    """Yield the machine, a table for each piece, and the failures."""
     here: Line = next((line for line in reversed(lines) if "versions" in line), {})
     if not here:
         yield "Nothing was run.\n"

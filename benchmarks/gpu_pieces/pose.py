@@ -1,5 +1,8 @@
-"""Does the jump of `--strategy pose` teach something? Rows of the trained length with it, to four
-times the context, beside the same rows as they stand in the text: 100 steps, as many tokens."""
+"""Does the jump of `--strategy pose` teach something?
+
+Rows of the trained length with it, to four times the context, are compared with the same rows
+unchanged from the text: 100 steps, as many tokens.
+"""
 
 import json
 from functools import partial
@@ -21,7 +24,7 @@ def place_of(day: Day, arm: str) -> Path:
 
 
 def train(day: Day, arm: str) -> dict[str, Any]:
-    """One arm, in this process, for no option leaves the jump out."""
+    """Train one arm in this process, because no option leaves the jump out."""
     from contextlib import nullcontext
 
     from finetune_quality import without_jumps
@@ -50,7 +53,7 @@ def train(day: Day, arm: str) -> dict[str, Any]:
 
 
 def compare(day: Day, name: str) -> dict[str, Any]:
-    """Both arms over the target, on the same documents."""
+    """Compare both arms over the target, on the same documents."""
     from ropext.results import EXTENDED, rules
     from ropext.results.measurement import Measurement
     from ropext.training.data import judge_of

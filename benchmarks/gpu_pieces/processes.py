@@ -1,5 +1,7 @@
-"""A fine-tuning of the bundled model under `accelerate launch`, with the configs that ropext ships,
-on as many GPUs as there are, beside the same one in one process."""
+"""A fine-tuning of the bundled model under `accelerate launch`, with the configs that ropext ships.
+
+It uses every GPU, and is compared with the same one in one process.
+"""
 
 import json
 import shutil
@@ -10,7 +12,7 @@ from gpu_pieces import STAND_IN, Case, Day, LeftOut, at_most, command, extended,
 
 
 def words(day: Day, name: str) -> tuple[str, ...]:
-    """The command; what lay at its output is cleared away."""
+    """Return the command, and clear its output away."""
     model = extended(day, STAND_IN, 4, "bundled-4x")
     output = day.work / f"processes-{name}"
     for place in (output, output.with_name(f"{output.name}.run")):

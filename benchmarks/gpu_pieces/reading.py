@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ropext.results.measurement import MeasuredModel
 
 NOVELS, CODE, MANUALS = "novels", "code", "manuals"
-CHARACTERS = 400_000  # of a text of code, so that it holds 65,536 tokens
+CHARACTERS = 400_000  # size of a text of code, so that it holds 65,536 tokens
 
 
 def texts(day: Day, name: str) -> str:
-    """The folder of that name; the bundled documents where the bundled model stands in."""
+    """Return the folder of that name; if the bundled model stands in, the bundled documents."""
     if day.model == STAND_IN:
         return "ropext://tuning" if name == "tuning" else "ropext://held-out"
     folder = day.data / name if day.data else None
@@ -38,7 +38,7 @@ def texts(day: Day, name: str) -> str:
 def documents_of(
     day: Day, name: str, snapshot: "Snapshot", length: int, most: int
 ) -> "tuple[Document, ...]":
-    """At most so many documents that hold `length` tokens."""
+    """Return at most so many documents that hold `length` tokens."""
     from ropext.base.errors import InputError
     from ropext.evaluation import corpus
     from ropext.models.tokenizer import load_tokenizer
@@ -53,7 +53,7 @@ def documents_of(
 
 
 def load(day: Day, directory: Path | str) -> Any:
-    """A model on the device, in bfloat16 (on a CPU, which emulates it, in float32)."""
+    """Load a model on the device, in bfloat16 (on a CPU, which emulates it, in float32)."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -65,7 +65,7 @@ def load(day: Day, directory: Path | str) -> Any:
 def read_by(
     model: Any, label: str, kind: str, snapshot: "Snapshot", judge: "Workload"
 ) -> "dict[str, MeasuredModel]":
-    """What a model reads, as it computes now."""
+    """Read the judge's texts with the model in its present state."""
     import torch
 
     from ropext.evaluation.variants import Variant
@@ -76,5 +76,5 @@ def read_by(
 
 
 def interval(value: Any) -> str | None:
-    """Of a difference, as text; None of a single document."""
+    """Return a difference's interval as text; None for a single document."""
     return value.ci95 and ", ".join(f"{bound:+.4f}" for bound in value.ci95)

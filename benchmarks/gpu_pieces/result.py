@@ -14,7 +14,7 @@ from gpu_pieces import STAND_IN, Case, Day, LeftOut, at_least, at_most, extended
 from gpu_pieces.reading import CODE, MANUALS, NOVELS, documents_of, interval, load, read_by, texts
 
 FACTOR = 2
-SHARE = 0.2  # of the rows, that asks for keys
+SHARE = 0.2  # the share of the rows that ask for keys
 MOST_DOCUMENTS = 16
 FOLDED = "self-extend"
 
@@ -119,7 +119,8 @@ def judge(day: Day, share: float, name: str) -> dict[str, Any]:
 
 
 def arm(day: Day, share: float) -> dict[str, Case]:
-    """A tuning of which such a share of the rows asks for keys, and what judges it."""
+    """Return the cases of a tuning with such a share of rows that ask for keys, and of its
+    judges."""
     what = f"{share:.0%} of the rows ask for keys"
     made: dict[str, Case] = {f"{what}, the tuning": partial(tune, day, share)}
     for name in (MANUALS, CODE, NOVELS):

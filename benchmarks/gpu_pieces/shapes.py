@@ -41,7 +41,7 @@ def config_of(day: Day, name: str) -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": theta},
         tie_word_embeddings=tied,
         architectures=[f"{kind.capitalize()}ForCausalLM"],
-        # Of the bundled tokenizer, which stands in.
+        # The ids belong to the bundled tokenizer, which this model uses.
         bos_token_id=None,
         eos_token_id=0,
         pad_token_id=None,
@@ -60,7 +60,7 @@ def build(day: Day, name: str) -> Any:
 
 
 def checkpoint(day: Day, name: str) -> str:
-    """The same on the disk, made once; the bundled tokenizer reads for it."""
+    """Write the model to the disk, once; the bundled tokenizer reads for it."""
     from ropext.base.bundled import MODELS
 
     place, bundled = day.work / name, MODELS["ropext://demo"]
@@ -73,7 +73,8 @@ def checkpoint(day: Day, name: str) -> str:
 
 
 def texts(day: Day, tokens: int, count: int) -> str:
-    """A file of so many documents of that length: the modules of Python's own library, joined."""
+    """Write a file of so many documents of that length: the modules of Python's own library,
+    joined."""
     import json
     import sysconfig
 

@@ -1,4 +1,4 @@
-"""A LoRA of random weights: speed and memory; and a run that goes on after a kill."""
+"""A LoRA of random weights: speed and memory; and a run that resumes after a kill."""
 
 import importlib.util
 import shutil
@@ -59,7 +59,7 @@ def lora(day: Day, tokens: int, window: int = 0) -> dict[str, Any]:
 
 
 def beside_plain(day: Day, tokens: int) -> dict[str, Any]:
-    """A 1B shape, by ropext and by plain Trainer + PEFT."""
+    """Train a 1B shape, by ropext and by plain Trainer + PEFT."""
     from finetune_engines import Run
     from finetune_gpu import ONE_BILLION, TINY, compare
 
@@ -71,7 +71,7 @@ def beside_plain(day: Day, tokens: int) -> dict[str, Any]:
 
 
 def qlora(day: Day, tokens: int) -> dict[str, Any]:
-    """`ropext finetune --qlora`, the whole command."""
+    """Run `ropext finetune --qlora`, the whole command."""
     factor = 4
     model = extended(day, checkpoint(day, LLAMA), factor, f"{LLAMA}-{factor}x")
     place = day.work / "qlora"
@@ -90,7 +90,7 @@ def qlora(day: Day, tokens: int) -> dict[str, Any]:
 
 
 def resumed(day: Day) -> dict[str, Any]:
-    """The losses of a run that was killed twice, beside those of one that was not."""
+    """Compare the losses of a run that was killed twice with an undisturbed run's."""
     import json
 
     from finetune_resume import killed, saved, start
