@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Body = JsonObject
 DEFAULT_COMPLETION = 16  # tokens of /v1/completions where max_tokens is not given, as OpenAI's
 MOST_PROMPTS = 2048  # as OpenAI's
+MOST_SCORED = 1 << 17  # tokens with log-probabilities, which take about 2 KiB each in memory
 MOST_STOPS = 16  # OpenAI takes four
 LARGEST_SEED = 2**63 - 1
 # Sampling settings that requests may name, in OpenAI's and in transformers' names.
@@ -83,6 +84,13 @@ class Turn:
         """The most tokens that the answer may have."""
         return int(self.settings.max_new_tokens or 0)
 
+    @property
+    def scored(self) -> int:
+        """The most tokens of which the answer lists log-probabilities."""
+        if self.details.candidates is None:
+            return 0
+        return self.most + (0 if self.details.echo is None else len(self.ids))
+
 
 def parsed(served: LiveModel, data: bytes) -> Body:
     """Parse a request. Count its values first, because nothing else runs while JSON is parsed."""
@@ -119,10 +127,20 @@ def questions_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> lis
             raise Refusal(f"{key}={str(body[key])[:60]} is not supported by ropext serve", 400, key)
     if is_chat:
         return [_question_of(served, body, name, is_chat)]
-    return [
+    turns = [
         _question_of(served, {**body, "prompt": prompt}, name, is_chat)
         for prompt in _prompts(body.get("prompt"))
     ]
+    scored = sum(turn.scored for turn in turns)
+    most = max(MOST_SCORED, served.limit)
+    if scored > most:
+        raise Refusal(
+            f"the request asks for logprobs of {scored:,} tokens, more than {most:,}; send fewer "
+            "prompts at once",
+            400,
+            "logprobs",
+        )
+    return turns
 
 
 def _prompts(given: Json) -> list[Json]:

@@ -170,6 +170,10 @@ def test_a_prompt_may_fill_the_context_if_nothing_is_written(openai):
     [
         ({"logprobs": 6}, "logprobs must be a whole number from 0 to 5"),
         ({"logprobs": True}, "logprobs must be a whole number from 0 to 5"),
+        (
+            {"prompt": [[5] * 255] * 515, "logprobs": 1, "echo": True, "max_tokens": 1},
+            "logprobs of 131,840 tokens, more than 131,072; send fewer prompts",
+        ),
         ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
     ],
 )
