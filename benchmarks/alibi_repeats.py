@@ -1,14 +1,15 @@
 """Repeated passages far beyond the trained length: ALiBi plain, interpolated and by NTK-ALiBi.
 
-Claim: what the two methods of `ropext.patch` do to retrieval, which the loss on books does not ask.
+Claim: the effect of the two methods of `ropext.patch` on retrieval, which the loss on books does
+not show.
 
     python benchmarks/alibi_repeats.py --work DIR
 
-The Falcon of benchmarks/position_schemes.py with ALiBi learns, from random tokens and in windows of
-256 at most, to go on with a passage of 32 tokens that stood before: first from rows that repeat
-themselves, then from rows in which one passage at a random place comes again at the end. Read are
-the last 28 tokens of such rows of 1 to 8 times 256; the passage stands anywhere. The weights are
-kept in DIR.
+The Falcon of benchmarks/position_schemes.py with ALiBi learns to continue a passage of 32 tokens
+that occurred before, from random tokens and in windows of 256 at most. First it trains on rows that
+repeat themselves, then on rows in which one passage at a random place comes again at the end. The
+benchmark reads the last 28 tokens of such rows of 1 to 8 times 256, with the passage at any place.
+The weights are kept in DIR.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def right(model: nn.Module, length: int) -> np.ndarray[Any, Any]:
 
 
 def cell(values: np.ndarray[Any, Any], plain: np.ndarray[Any, Any]) -> str:
-    """The mean, and its paired difference from plain ALiBi on the same rows."""
+    """Return the mean, and its paired difference from plain ALiBi on the same rows."""
     apart = values - plain
     if not apart.any():
         return f"{values.mean():.3f}"

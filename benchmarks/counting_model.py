@@ -1,9 +1,9 @@
-"""A Llama written by hand, of which is known what extending does, and documents for it.
+"""Write a Llama by hand, for which the effect of extending is known, and documents for it.
 
-Its one layer looks back evenly and predicts each symbol as often as it has seen it. How far it
-looks is set by one rotary pair: at half that wavelength its attention has fallen to e^-6. So
-more text of one mixture helps it (`reach` "window": once its wavelength is stretched), whatever
-its config says (`reach` "any": nothing rotates), and misleads it where the mixture has changed.
+Its one layer looks back evenly and predicts each symbol as often as it has seen it. One rotary pair
+sets how far it looks: at half that wavelength its attention has fallen to e^-6. So more text of one
+mixture helps it (`reach` "window": once its wavelength is stretched), whatever its config states
+(`reach` "any": nothing rotates), and misleads it if the mixture has changed.
 """
 
 from pathlib import Path

@@ -1,11 +1,12 @@
-"""How often an interval holds the truth: of means over documents, of shares over haystacks, and of
-differences of two models' shares.
+"""Count how often an interval holds the truth.
+
+It covers means over documents, shares over haystacks, and differences of two models' shares.
 
     python benchmarks/coverage.py > benchmarks/results/coverage-DATE.md
 
-Draws documents from populations whose mean is known, and questions over haystacks whose answers are
-alike, and counts how often the intervals of ropext.results.values hold the truth. numpy alone, some
-fifteen minutes of one core; `--only differences` takes one of the three parts.
+It draws documents from populations with a known mean, and questions over haystacks whose answers
+are alike. Then it counts how often the intervals of ropext.results.values hold the truth. It needs
+numpy alone, some fifteen minutes of one core; `--only differences` takes one of the three parts.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What `ropext demo` measures, as a dated result, and the README's picture of it.
+"""Write the measurements of `ropext demo` as a dated result, and the README's picture of it.
 
     python benchmarks/demo.py [--full] [--folder DIR] [--picture docs/images/demo.png]
         > benchmarks/results/demo-DATE.md
 
-A directory that holds a finished demo is read back, and then no time is told.
+A directory that holds a finished demo is read back, and then the page has no time.
 """
 
 import argparse

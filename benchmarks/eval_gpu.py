@@ -1,11 +1,13 @@
-"""A model with random weights at up to 128k tokens on a GPU: our reading against its own bare
-forward, and sixteen lengths in one pass against a loop over them.
+"""Measure a model with random weights at up to 128k tokens on a GPU.
+
+It compares our reading with the model's own bare forward, and sixteen lengths in one pass with a
+loop over them.
 
     python benchmarks/gpu_day.py --only evaluation -o OUT
 
 The bare forward computes the logits of the last token only, since all of them (128k by 128,256)
-would not fit; ours takes the NLL of every token, so its FLOPs are those of the trunk and of the
-head. The claim is a rate, FLOPs of a pass over its seconds, as a share of the trunk's own.
+would not fit. Ours takes the NLL of every token, so its FLOPs include the trunk's and the head's.
+The claim is a rate, FLOPs of a pass over its seconds, as a share of the trunk's own.
 """
 
 import statistics

@@ -1,10 +1,12 @@
-"""Peak memory of a reading above the model, and the peak by which a chunk would be chosen.
+"""Measure the peak memory of a reading above the model, and the estimated peak that chooses a
+chunk.
 
     OMP_NUM_THREADS=1 python benchmarks/eval_memory.py > benchmarks/results/eval-memory-DATE.md
 
-Random Llamas of hidden 256 and 4 layers, each case in a process of its own: resident memory at its
-highest, less what it was with the model loaded and 64 tokens read. What full logits take is counted
-from their shape (in float32, one tensor: no log-softmax yet), and measured where they are small.
+The models are random Llamas of hidden 256 and 4 layers, each case in a process of its own. The
+figure is resident memory at its highest, less its level with the model loaded and 64 tokens read.
+The size of full logits is counted from their shape (in float32, one tensor: no log-softmax yet),
+and measured if they are small.
 """
 
 import argparse

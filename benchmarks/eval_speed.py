@@ -1,15 +1,15 @@
-"""One pass against the loops that other tools run, and sixteen questions over one prefix.
+"""Compare one pass with the loops that other tools run, and ask sixteen questions over one prefix.
 
     OMP_NUM_THREADS=1 python benchmarks/eval_speed.py --lengths 1024,2048
     OMP_NUM_THREADS=1 python benchmarks/eval_speed.py --lengths 4096 --rounds 3
     OMP_NUM_THREADS=1 python benchmarks/eval_speed.py --questions 4096
 
-A random Llama of hidden 256, 4 layers, vocabulary 32,000. The peers are written here from their
-protocols: one truncated forward per length (as yarn, LongRoPE and PoSE evaluate) and the strided
-loop of the transformers documentation. The bare forward is the model's own over the same tokens,
-its logits included (`model(ids, use_cache=False).logits`): what a peer has before it takes a loss.
-Rounds are interleaved; CPU seconds of one thread, time in the kernel included; the claims are
-ratios of medians in one run. A first round, not counted, warms up.
+The model is a random Llama of hidden 256, 4 layers, vocabulary 32,000. The peers are written here
+from their protocols: one truncated forward per length (as yarn, LongRoPE and PoSE evaluate) and the
+strided loop of the transformers documentation. The bare forward is the model's own over the same
+tokens, its logits included (`model(ids, use_cache=False).logits`): the work of a peer before it
+takes a loss. Rounds are interleaved. The times are CPU seconds of one thread, with the kernel's
+time; the claims are ratios of medians in one run. A first round, which does not count, warms up.
 """
 
 import argparse

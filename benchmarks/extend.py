@@ -1,9 +1,9 @@
 """`ropext extend` on large checkpoints: by link in an instant, by copy as fast as `cp -r`.
 
 Claims: `--link hard --no-verify` of a 100-GB checkpoint takes the time of a 10-GB one within noise,
-under 100 MB of memory, also with a tokenizer.json of 35 MB, and imports neither torch nor
-transformers; `--link copy` takes at most 1.1 times `cp -r`. Shards of the linked checkpoints are
-sparse files: nothing of them is read but their headers.
+under 100 MB of memory, also with a tokenizer.json of 35 MB. It imports neither torch nor
+transformers. `--link copy` takes at most 1.1 times `cp -r`. Shards of the linked checkpoints are
+sparse files: only their headers are read.
 
     python benchmarks/extend.py [--folder DIR] [--rounds 7] [--copy-mib 1024]
     python benchmarks/extend.py --llamas [--folder DIR] [--rounds 3]

@@ -1,9 +1,9 @@
-"""What the sliced loss saves: peak memory and speed beside plain Trainer + PEFT on the same model.
+"""Measure the savings of the sliced loss: peak memory and speed against plain Trainer + PEFT.
 
 Claims: on the logits' part of the peak at most a quarter of plain Trainer + PEFT (vocabulary 128k,
-rows of 8k tokens, hidden 256, 4 layers); tokens per second at least equal (interleaved, median of
-five steps). The logits' part is what the peak above the weights grows by when the vocabulary goes
-from 1k to 128k. Each peak is that of a process of its own.
+rows of 8k tokens, hidden 256, 4 layers). Tokens per second are at least equal (interleaved, median
+of five steps). The logits' part is the growth of the peak above the weights when the vocabulary
+goes from 1k to 128k. Each peak comes from a process of its own.
 
     python benchmarks/finetune_memory.py [--tokens 8192] [--speed-tokens 2048]
 """

@@ -1,10 +1,10 @@
-"""What a short fine-tuning gives on the bundled checkpoint: recovery, control, short tax, pose.
+"""Measure a short fine-tuning on the bundled checkpoint: recovery, control, short tax, pose.
 
 Claims: at 4 times the context, after at most 60 steps of 8k tokens, the tail loss is at or below
-the base's in-window value and the control's, on the same tokens, at a short tax of at most 0.02
-nats; with PI most of the recovery lies in the first fifth of the steps (at the defaults, and at a
-higher rate); pose to 8 times the context comes within 3 % (perplexity) of training at full length
-on the same number of tokens, and below the same rows without a jump; a warm-up of a twentieth of
+the base's in-window value and the control's, on the same tokens. The short tax is at most 0.02
+nats. With PI most of the recovery happens in the first fifth of the steps (at the defaults, and at
+a higher rate). Pose to 8 times the context comes within 3 % (perplexity) of training at full length
+on the same number of tokens, and below the same rows without a jump. A warm-up of a twentieth of
 the steps ends no higher than one of a fifth.
 
     python benchmarks/finetune_quality.py [--model DIR] [--part yarn pi pose warmup] [--folder DIR]

@@ -1,7 +1,7 @@
-"""Killed at six moments, a fine-tuning goes on and ends with the same bytes as without a kill.
+"""Kill a fine-tuning at six moments: it resumes and ends with the same bytes as without a kill.
 
-Claim: losses, evaluations, numbers, merged weights and adapter are identical. The bundled
-checkpoint at 4 times its context, with the control; each process gets SIGKILL at the moment named,
+Claim: losses, evaluations, numbers, merged weights and adapter are identical. It trains the bundled
+checkpoint at 4 times its context, with the control. Each process gets SIGKILL at the named moment,
 and the same command is started again.
 
     python benchmarks/finetune_resume.py [--folder DIR]
@@ -72,7 +72,7 @@ def start(
 
 
 def killed(extended: Path, output: Path, moment: Moment, how: Sequence[str] = WORDS) -> str:
-    """Start, and kill at the moment; return the run's last message."""
+    """Run until the moment, and kill; return the run's last message."""
     log = output.with_name("log.txt")
     running = start(extended, output, log, how)
     while running.poll() is None:

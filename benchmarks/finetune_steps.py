@@ -1,9 +1,9 @@
-"""How long a fine-tuning trains where nobody says it, beside fixed numbers of steps.
+"""Compare the default length of a fine-tuning with fixed numbers of steps.
 
-Claims: on texts of 0.1M, 0.4M and 2M tokens the default ends at most 5 % (perplexity of the last
-tokens at the target, on documents that no training read) above the best of `--steps 50`, 100, 200
-and 400, and does not overfit its held-out documents: what it keeps is the lowest that it saw of
-them.
+Claims, on texts of 0.1M, 0.4M and 2M tokens: the default ends at most 5 % above the best of
+`--steps 50`, 100, 200 and 400. The measure is perplexity of the last tokens at the target, on
+documents that no training read. The default does not overfit its held-out documents: it keeps the
+step with their lowest loss.
 
     python benchmarks/finetune_steps.py --work DIR --model ropext://demo --tokens 100000
     python benchmarks/finetune_steps.py --work DIR --model llama --data BOOKS
@@ -12,8 +12,8 @@ them.
 Both models are extended to 4 times their context of 256 by YaRN. Without --data the text is the
 bundled one (0.2M tokens), and the bundled held-out documents judge. BOOKS is a folder of .txt
 files: the first third of them (by name) trains `llama`, a Llama of 0.1M parameters that reads
-characters, which this script makes; the others are cut into documents of 5,000 tokens, 32 of which
-judge. An interrupt (Ctrl-C) keeps what is done, and the same command goes on.
+characters, which this script makes. The others are cut into documents of 5,000 tokens, 32 of which
+judge. An interrupt (Ctrl-C) keeps finished work, and the same command resumes.
 """
 
 import argparse

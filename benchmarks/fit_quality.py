@@ -1,18 +1,18 @@
-"""What a fitted spectrum gives beside every closed form, weights untouched, at 4 and 8 times.
+"""Compare a fitted spectrum with every closed form, weights untouched, at 4 and 8 times.
 
-Claims: within 1.5 times a budget of 40 steps of 8k tokens, the tail perplexity on documents that
-neither the fit nor its choice of a step has seen is below the best closed form's, by an interval
-that excludes zero and by at least 5 %; retrieval is no worse by more than its interval; with
-`--within yarn` it is never worse than default YaRN; stock transformers gives the same numbers from
-what was written.
+Claims, within 1.5 times a budget of 40 steps of 8k tokens: the tail perplexity is below the best
+closed form's, by an interval that excludes zero and by at least 5 %. Neither the fit nor its choice
+of a step has seen these documents. Retrieval is no worse by more than its interval. With `--within
+yarn` it is never worse than default YaRN. Stock transformers gives the same numbers from the
+written checkpoint.
 
     python benchmarks/fit_quality.py [--model DIR --data FILE [--glued]] [--factor 4 8]
         [--within longrope yarn]
     python benchmarks/fit_quality.py --settings
     python benchmarks/fit_quality.py --short-rows [--factor 4 8] [--batch-tokens 1024]
 
-Without --model, the bundled checkpoint and its documents. A FILE of one's own is divided by content
-first: a quarter of its documents is read for the table and nothing else.
+Without --model, it uses the bundled checkpoint and its documents. A user's own FILE is divided by
+content first: a quarter of its documents is read for the table and nothing else.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def far_loss(judge: Workload, reading: Reading) -> float:
 def fitted(
     model: str, data: str, judge: Workload, output: Path, options: dict[str, Any]
 ) -> tuple[Any, tuple[Reading, list[ItemScore]], float]:
-    """Fit, write, and read the checkpoint that stock transformers loads.
+    """Run the fit, write it, and read the checkpoint that stock transformers loads.
 
     The result includes by how much the fit's own numbers differ from the reloaded checkpoint's.
     """

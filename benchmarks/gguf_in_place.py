@@ -1,8 +1,8 @@
-"""GGUF: llama.cpp computes what was planned, and an extension costs what a copy costs.
+"""GGUF: llama.cpp computes the planned spectrum, and an extension costs as much as a copy.
 
-Claims: of six forms on the bundled model as an F32 GGUF, llama.cpp's perplexity at 4 times the
-context equals that of stock transformers on the extended directory to 4 digits, and the unscaled
-file is far off; a 20-GB file is extended in at most 1.1 times the time of `cp` and in under 100 MB.
+Claims: for six forms on the bundled model as an F32 GGUF, llama.cpp's perplexity at 4 times the
+context equals stock transformers' on the extended directory to 4 digits. The unscaled file is far
+off. A 20-GB file is extended in at most 1.1 times the time of `cp` and in under 100 MB.
 
     python benchmarks/gguf_in_place.py forms --engine PYTHON_WITH_LLAMA_CPP [--documents 4]
     python benchmarks/gguf_in_place.py real --engine PYTHON --model Q4_1.gguf --text BOOK.txt

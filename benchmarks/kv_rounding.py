@@ -1,14 +1,14 @@
-"""Hold what `ropext eval --kv` says of a rounded KV cache against a real llama.cpp.
+"""Compare `ropext eval --kv` on a rounded KV cache with a real llama.cpp.
 
     python benchmarks/kv_rounding.py LLAMA_SERVER MODEL.gguf TEXT [CACHE ...]
 
-llama-server is started with each cache (`-ctk`, `-ctv`, flash attention) and asked, token by token,
-for the log-probability of the token that follows; `ropext eval --losses` reads the same tokens of
-the same file. Printed: the mean change of the loss by each cache in both, over the same tokens, and
-how alike the changes of single tokens are. llama.cpp computes in other kernels (queries of a
-quantised cache in 8 bits, sums in 16), so single tokens differ by more than the rounding's
-mean. The weights are widened to 32 bits first. LLAMA_ATTN_ROT_DISABLE=1 in the environment is
-handed on.
+The script starts llama-server with each cache (`-ctk`, `-ctv`, flash attention) and asks, token by
+token, for the log-probability of the next token. `ropext eval --losses` reads the same tokens of
+the same file. It prints the mean change of the loss by each cache in both, over the same tokens,
+and how alike the changes of single tokens are. llama.cpp computes in other kernels (queries of a
+quantised cache in 8 bits, sums in 16), so single tokens differ by more than the rounding's mean.
+The weights are widened to 32 bits first. LLAMA_ATTN_ROT_DISABLE=1 in the environment reaches the
+server.
 """
 
 import argparse

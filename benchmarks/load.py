@@ -1,14 +1,14 @@
-"""Large inputs in the memory of small ones: resident memory at its highest.
+"""Measure large inputs in the memory of small ones: resident memory at its highest.
 
-Claims: a corpus of a million short documents is searched for long ones in the memory of one of ten
-thousand; an evaluation of 256 documents of 4,096 tokens takes the memory of one of 8 documents; one
-document of 131,072 tokens takes at most four times what one of 32,768 takes. (A checkpoint
-of 100 GB by link: benchmarks/extend.py.)
+Claims: a search of a million short documents for long ones takes the memory of a search of ten
+thousand. An evaluation of 256 documents of 4,096 tokens takes the memory of one of 8 documents. One
+document of 131,072 tokens takes at most four times the memory of 32,768 tokens. (A checkpoint of
+100 GB by link: benchmarks/extend.py.)
 
     OMP_NUM_THREADS=1 python benchmarks/load.py [--only corpus,many,long] [--folder DIR]
 
-The model is a random Llama of two layers and 32 channels. Each case in a process of its own, and
-"grown" counts from where that stands after a small search, or a small evaluation with its report.
+The model is a random Llama of two layers and 32 channels. Each case has a process of its own, and
+"grown" counts from its level after a small search, or a small evaluation with its report.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Hold `ropext plan --memory` against what a real llama.cpp allocates, by its own log.
+"""Compare `ropext plan --memory` with the allocations of a real llama.cpp, by its own log.
 
     python benchmarks/memory_fit.py LLAMA_SERVER CONVERTER FOLDER [FAMILY ...]
 
 CONVERTER is the convert_hf_to_gguf.py of a llama.cpp checkout. For each family a small model with
 random weights is written, converted, and loaded by llama-server at several lengths and types of
-cache; the sizes of its KV buffers, as it logs them in MiB, stand beside what ropext says.
+cache. The table has the sizes of its KV buffers, as it logs them in MiB, and ropext's.
 """
 
 import argparse

@@ -1,12 +1,11 @@
-"""What the proof of a 70B-shaped checkpoint costs, beside importing transformers.
+"""Compare the cost of proving a 70B-shaped checkpoint with importing transformers.
 
     python benchmarks/proof.py > benchmarks/results/proof-DATE.md
 
 The checkpoints are sparse files: real headers, no weights. A child process proves a tiny checkpoint
-of the same family first, which pays every import; what the large one adds is the proof's own cost,
-the one forward pass of a small model among it.
-The import is what any program pays that loads such a model. CPU seconds, since cores may be
-shared; the claim is the ratio, in one run.
+of the same family first, which pays every import. The large one adds the proof's own cost, with the
+one forward pass of a small model. Any program that loads such a model pays the import. The figures
+are CPU seconds, since cores may be shared; the claim is the ratio, in one run.
 """
 
 import importlib.metadata as metadata

@@ -1,9 +1,9 @@
-"""Which model types the proof's forward pass runs on, and what it costs over all of them.
+"""List the model types that the proof's forward pass runs on, and its cost over all of them.
 
     python benchmarks/proof_types.py > benchmarks/results/proof-types-DATE.md
 
-Every rotary type of the census, as the tests' tiny config of it, extended 4 times; one child
-process. A type whose tiny config stock itself cannot build or run is counted with its reason.
+One child process runs every rotary type of the census, as the tests' tiny config of it, extended 4
+times. A type whose tiny config stock itself cannot build or run is counted with its reason.
 """
 
 import importlib.metadata as metadata

@@ -1,15 +1,16 @@
-"""SmolLM2-135M-Instruct asked for keys at 16,384 tokens: what each extension finds, by depth.
+"""Ask SmolLM2-135M-Instruct for keys at 16,384 tokens: the share that each extension finds, by
+depth.
 
     python scripts/real_model.py MODEL
     python benchmarks/real_model_keys.py --model MODEL --books FOLDER
     python benchmarks/real_model_keys.py --table [--length N] [--plot FILE.png]
 
 A haystack is a run of 16,384 tokens of FOLDER's books that holds eight named four-digit keys, at
-eight depths (the task `mkey`); each key is asked for. All variants are asked the same questions.
-`window` is the base in its 8,192 tokens, in the middle of its depths: the ceiling.
-`truncated` is the base that reads the last 8,192 tokens of the long text: the line to beat.
-`nll` is the loss of the right answer, nats a token, where the tokens before it are the right ones.
-Every haystack is kept as soon as it is read (--cells); the same command goes on with the rest.
+eight depths (the task `mkey`), with a question for each key. All variants get the same questions.
+`window` is the base in its 8,192 tokens, in the middle of its depths: the ceiling. `truncated` is
+the base that reads the last 8,192 tokens of the long text: the baseline. `nll` is the loss of the
+right answer, nats a token, given the right tokens before it. Every haystack is kept as soon as it
+is read (--cells); the same command resumes with the rest.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Forward tokens of RULER's tasks over shared haystacks: ropext beside `lm_eval`.
+"""Count the forward tokens of RULER's tasks over shared haystacks, in ropext and in `lm_eval`.
 
     python benchmarks/ruler_tokens.py --lengths 4096,16384 --items 4
 
 Both read a tiny random model; each counts the tokens that go through its body. Items are the same
-number: `--items` times five depths. niah_multikey_1 of lm_eval downloads its essays; where that
-fails it is counted as its prompts are sized, the length less the 128 tokens it then generates (at
-most), which is what its other two tasks measure. A random model says nothing right, so every answer
-takes all the room there is, on both sides. Needs lm-eval[ruler].
+number: `--items` times five depths. niah_multikey_1 of lm_eval downloads its essays. If that fails,
+its count follows from the size of its prompts: the length less the 128 tokens it then generates (at
+most), as measured for its other two tasks. A random model answers nothing right, so every answer
+takes all its room, on both sides. Needs lm-eval[ruler].
 """
 
 import argparse

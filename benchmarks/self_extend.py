@@ -1,8 +1,8 @@
-"""Self-Extend's window and group: what measures best, beside YaRN and the base's own window.
+"""Compare Self-Extend's windows and groups with YaRN and the base's own window.
 
-Claim: the defaults (half of the context, half as much again as the smallest group) are within
-0.02 nats a token of the best of the grid over the far half, on every model; and inside the trained
-context nothing is paid.
+Claim: the defaults (half of the context, half as much again as the smallest group) are within 0.02
+nats a token of the best of the grid over the far half, on every model. Inside the trained context
+they cost nothing.
 
     python benchmarks/self_extend.py MODEL DATA [--factor 2 4 8] [--documents 12]
     python benchmarks/self_extend.py MODEL DATA --keys 10
@@ -12,7 +12,7 @@ context nothing is paid.
 Losses are means over documents of nats a token: inside the context, over the far half (from half of
 the target on) and the tail (the last eighth). The base reads each token through windows of its
 context, every token with at least half of it before it. Spectra and masks are transformers' own.
-Keys are the share of those found of eight in each of --keys texts (task `mkey`).
+Keys are the share found of eight in each of --keys texts (task `mkey`).
 """
 
 import argparse

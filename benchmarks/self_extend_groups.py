@@ -60,8 +60,8 @@ class Band:
 def doubling_bands(context: int, target: int, first: int) -> tuple[Band, ...]:
     """Divide the distances beyond half of the context into bands, the first in groups of `first`.
 
-    From a band to the next the seen distance never falls: a band's last key stands at most
-    ceil((end - 1) / G) - begins // G beyond its first, and there the next band begins.
+    From a band to the next the seen distance never falls. A band's last key is at most ceil((end -
+    1) / G) - begins // G beyond its first, and the next band begins there.
     """
     window = context // 2
     room = (context - window) / SPARE

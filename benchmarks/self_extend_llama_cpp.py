@@ -1,16 +1,17 @@
-"""Self-Extend as llama.cpp's completion program shifts its cache, beside ropext's: losses.
+"""Compare losses of ropext's Self-Extend with llama.cpp's completion program, which shifts its
+cache.
 
     python scripts/loaders/convert_gguf.py CONVERTER DIRECTORY OUT.gguf
     python benchmarks/self_extend_llama_cpp.py DIRECTORY OUT.gguf DATA --factor 4
 
-In an environment with ropext and llama-cpp-python; DIRECTORY is a Llama. `llama-completion -gan G
--gaw W` turns no keys for a query: when W tokens have come since the last time it divides the
-positions of those W in the cache by G, for all queries to come. So how many keys stand ungrouped
-goes from none to W in the rhythm of W, and queries inside the context are folded too. The same
-three calls are made here before each batch, in the order of tools/completion/completion.cpp.
+Run it in an environment with ropext and llama-cpp-python; DIRECTORY is a Llama. `llama-completion
+-gan G -gaw W` turns no keys for a query: when W tokens have come since the last time it divides the
+positions of those W in the cache by G, for all later queries. So the number of ungrouped keys rises
+from none to W in the rhythm of W, and queries inside the context are folded too. The same three
+calls are made here before each batch, in the order of tools/completion/completion.cpp.
 
-Beside it stands the same done to transformers' cache, once as it is meant and once with the sign
-that `llama_kv_cells::pos_div` has: the second has to agree with llama.cpp.
+The script also does the same to transformers' cache, once as intended and once with the sign in
+`llama_kv_cells::pos_div`: the second has to agree with llama.cpp.
 """
 
 import argparse

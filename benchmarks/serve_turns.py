@@ -1,8 +1,9 @@
-"""Tokens that `ropext serve` reads in a conversation that goes on, with the kept cache and without.
+"""Count the tokens that `ropext serve` reads in a long conversation, with the kept cache and
+without.
 
-Each turn sends all that was said before, a piece of a text, and gets an answer of some tokens.
-Counts come from the log; the greedy answers of both ways must be equal. Without: a question about
-something else is asked between two turns, and takes the cache's place.
+Each turn sends the whole conversation, a piece of a text, and gets an answer of some tokens. Counts
+come from the log; the greedy answers of both ways must be equal. Without the cache: a question
+about something else comes between two turns, and takes the cache's place.
 
     ropext serve MODEL --method self-extend --factor 2 2> serve.log
     python benchmarks/serve_turns.py 127.0.0.1:8000 TEXTS --log serve.log [--turns 8]

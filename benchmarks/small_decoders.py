@@ -1,11 +1,13 @@
-"""Train rotary decoders of four families, each a stock checkpoint, and write documents of books
-that none of them has read: what benchmarks/auto.py reads beside the bundled model.
+"""Train rotary decoders of four families, each a stock checkpoint, and write held-out documents.
+
+The documents are from books that none of them has read; benchmarks/auto.py reads them besides the
+bundled model's.
 
     python benchmarks/small_decoders.py TEXTS HELD_OUT --work DIR [--steps 1500]
 
 TEXTS and HELD_OUT are folders of .txt files. DIR/documents.jsonl holds eight passages of each
-held-out book. The families differ in what rotates: all channels of a head, half of them, behind a
-norm of queries and keys with a large theta, and narrow heads with twice the context.
+held-out book. The families differ in the rotating channels: all channels of a head, half of them,
+behind a norm of queries and keys with a large theta, and narrow heads with twice the context.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""What a method costs inside the trained window when nothing is trained, and what it gives beyond.
+"""Measure a method's cost inside the trained window without training, and its gain beyond.
 
-Claim: the default of `ropext plan` without training is the method that takes least inside the
-window among those that hold at the target.
+Claim: the default of `ropext plan` without training costs least inside the window among the methods
+that work at the target.
 
     python benchmarks/untrained.py MODEL DATA [--factor 2] [--docs 8] [--glued] [--chat]
         [--inside 2048]
 
 Tail perplexity and short tax are those of `ropext plan --measure`, with YaRN's attention factor set
-to 1 as one more method. Beside them a dozen greedy answers inside the window: with --chat to
-questions (right where the answer names what is asked for), else continuations of the documents,
-where the tokens count that equal the base's before the first that does not. --inside N reads the
+to 1 as one more method. A dozen greedy answers inside the window follow. With --chat they answer
+questions (right if the answer names the requested thing). Otherwise they continue the documents,
+and the count is of tokens that equal the base's before the first difference. --inside N reads the
 first N tokens of each document alone, for a model whose target is too long for this machine.
 """
 

@@ -18,7 +18,8 @@ CHARACTERS = 400_000  # size of a text of code, so that it holds 65,536 tokens
 
 
 def texts(day: Day, name: str) -> str:
-    """Return the folder of that name; if the bundled model stands in, the bundled documents."""
+    """Return the folder of that name, or the bundled documents if the bundled model replaces the
+    real one."""
     if day.model == STAND_IN:
         return "ropext://tuning" if name == "tuning" else "ropext://held-out"
     folder = day.data / name if day.data else None

@@ -1,8 +1,11 @@
-"""Does a tuning pay? A model tuned to twice its context: 400 steps, a fifth of the rows asking for
-keys, with windows of the old length; its control, the same steps inside the old context, truncated
-and read by Self-Extend; all judged on novels, code and manuals, and asked for 80 keys.
+"""Does a tuning pay? A model is tuned to twice its context and compared with its control.
 
-SmolLM2 from 8k to 16k where `--model` and `--data` are given, else the bundled model.
+The tuning takes 400 steps, a fifth of the rows ask for keys, and it keeps windows of the old
+length. The control does the same steps inside the old context, and is read truncated and by
+Self-Extend. All are judged on novels, code and manuals, and asked for 80 keys.
+
+SmolLM2 goes from 8k to 16k if `--model` and `--data` are given, else the bundled model takes its
+place.
 """
 
 import json
@@ -24,7 +27,8 @@ def place_of(day: Day, share: float) -> Path:
 
 
 def tune(day: Day, share: float) -> dict[str, Any]:
-    """Tune, and train the control: the same steps on the same tokens in rows of the old length."""
+    """Train the tuning and its control: the same steps on the same tokens in rows of the old
+    length."""
     place = place_of(day, share)
     # A dry run takes a real model for one of a short context.
     short = ("--context", "256") if day.dry else ()

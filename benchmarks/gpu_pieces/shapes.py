@@ -1,5 +1,8 @@
-"""Models with random weights in the shapes of published ones; in a dry run tiny ones in their place
-(layers, widths and contexts cut, the vocabulary that of the bundled tokenizer)."""
+"""Models with random weights in the shapes of published ones; a dry run uses tiny ones.
+
+The tiny ones have fewer layers, smaller widths and contexts, and the bundled tokenizer's
+vocabulary.
+"""
 
 import shutil
 from pathlib import Path
