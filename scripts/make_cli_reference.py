@@ -16,7 +16,8 @@ from typer.models import ArgumentInfo, OptionInfo
 # This script's own tree, whichever ropext is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ropext.cli.app import COMMANDS, command_of
+from ropext.cli.app import COMMANDS
+from ropext.cli.options import command_of
 
 HEAD = """\
 # Command line

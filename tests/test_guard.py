@@ -20,7 +20,8 @@ import ropext
 from ropext.base import bundled, guard
 from ropext.base.bundled import MODELS
 from ropext.base.errors import OutputExists, RopextError, UsageError
-from ropext.cli.app import COMMANDS, command_of
+from ropext.cli.app import COMMANDS
+from ropext.cli.options import command_of
 from ropext.results import rundir
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import EvaluationSettings, Reading

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stderr
 from difflib import SequenceMatcher
-from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ import typer
 
 from ropext.base.errors import NothingKept, RopextError, UsageError
 from ropext.base.narration import interruptible
-from ropext.cli.options import Grouped, speaking
+from ropext.cli.options import Grouped, command_of
 from ropext.cli.output import Out, Timed, fail, fail_as_json
 
 # Name -> the first sentence of its help, which `ropext --help` shows without importing it.
@@ -55,11 +54,6 @@ def _unread(summary: str) -> Callable[[], None]:
 
     command.__doc__ = summary
     return command
-
-
-def command_of(name: str) -> Callable[..., None]:
-    """Import the module of a command; return the command with all of its options."""
-    return speaking(import_module(f"ropext.cli.{name}").command)
 
 
 def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
@@ -140,7 +134,13 @@ def _root(
 
 def main() -> None:
     """Run the command line: a user's mistake prints one sentence, a bug keeps its traceback."""
-    _open_closed_streams()
+    # Python sets a stream that the caller closed (`>&-`, some daemons) to None. Without the null
+    # device, the next file that is opened gets its number, and children write into that file.
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
     sentence = "interrupted; cleaning up (Ctrl-C again ends at once)"
     words = sys.argv[1:] or ["--help"]
     times = redirect_stderr(Timed(sys.stderr)) if "--log-times" in words else nullcontext()
@@ -155,7 +155,10 @@ def main() -> None:
 
 def _code_of(words: list[str]) -> int:
     """Run one command line; return its exit code."""
-    _silence(words)
+    # Libraries draw progress bars even into a file, unless these are set before their import.
+    if "--quiet" in words or "-q" in words or not sys.stderr.isatty():
+        for library in ("HF_HUB", "HF_DATASETS"):
+            os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
     Out.has_result = False
     try:
         _check_words(words)
@@ -210,27 +213,6 @@ def _check_words(words: list[str]) -> None:
         if word == "" or (word.startswith("--") and word.endswith("=")):
             named = word.removesuffix("=") or before
             raise UsageError(f"{named} is empty; give it a value, or leave it out")
-
-
-def _open_closed_streams() -> None:
-    """Open each standard stream that the caller closed (`>&-`, some daemons) on the null device.
-
-    Python sets such a stream to None. The next file opened would get its number, and children would
-    write into that file.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
-            mode = "r" if name == "stdin" else "w"
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
-
-
-def _silence(words: list[str]) -> None:
-    """Set environment variables that turn off progress bars of libraries, which draw them even into
-    a file. The libraries read the variables when they are imported."""
-    if "--quiet" in words or "-q" in words or not sys.stderr.isatty():
-        for library in ("HF_HUB", "HF_DATASETS"):
-            os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
 
 
 def _sentence(error: Any, words: list[str]) -> str:

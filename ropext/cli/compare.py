@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ropext.base import guard
-from ropext.cli.options import Format, at_home
+from ropext.base.inputs import from_home
+from ropext.cli.options import Format
 from ropext.cli.output import Out
 
 Runs = Annotated[
@@ -18,7 +19,7 @@ Runs = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", callback=at_home, metavar="DIR", help="write a report there too"
+        "--output", "-o", parser=from_home, metavar="DIR", help="write a report there too"
     ),
 ]
 FailIf = Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ropext.cli.options import at_home
+from ropext.base.inputs import from_home
 from ropext.cli.output import Bar, Out
 
 Output = Annotated[
@@ -13,7 +13,7 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        callback=at_home,
+        parser=from_home,
         metavar="DIR",
         help=(
             "directory for everything that the demo writes [ropext-demo; with --full "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropext.base.errors import UsageError
+from ropext.base.inputs import from_home
 from ropext.base.jobs import counted
 from ropext.cli import options
 from ropext.cli.output import Out, call_of, stoppable
@@ -33,7 +34,7 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        callback=options.at_home,
+        parser=from_home,
         metavar="RUN",
         help="directory that keeps it all",
         rich_help_panel=options.BASIC_OUTPUT,

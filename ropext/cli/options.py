@@ -3,6 +3,8 @@ their help: what nine of ten users need, and with --help-all every option."""
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -36,13 +38,6 @@ BASIC_FOLLOWS = Heading(Panel.FOLLOWS, basic=True)
 BASIC_OUTPUT = Heading(Panel.OUTPUT, basic=True)
 FURTHER_OUTPUT = Heading(Panel.OUTPUT, basic=False)
 FURTHER_LOADING = Heading(Panel.LOADING, basic=False)
-
-
-def at_home(path: Path | None) -> Path | None:
-    """Return an output path with `~` replaced by the home folder."""
-    if path is None:
-        return None
-    return from_home(path)
 
 
 ModelArg = Annotated[
@@ -89,7 +84,7 @@ def _output(what: str) -> Any:
     return typer.Option(
         "--output",
         "-o",
-        callback=at_home,
+        parser=from_home,
         metavar="OUT",
         help=f"{what} to write",
         rich_help_panel=BASIC_OUTPUT,
@@ -195,6 +190,19 @@ def _length_parser(flag: str) -> Callable[[str], int]:
     return parse
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Options of classes that one command takes: the dict in which their given values arrive, and
+    the number of the command's own parameters before them."""
+
+    into: str
+    options: list[inspect.Parameter]
+    after: int
+
+
+_TAKEN: dict[Command, list[Taken]] = {}
+
+
 def takes(
     into: str, *kinds: type[Options], only: Sequence[str] = (), after: int = 2
 ) -> Callable[[Command], Command]:
@@ -204,32 +212,32 @@ def takes(
     for kind in kinds:
         fields |= kind.model_fields
     fields.pop("short_pair_factors", None)  # they come in the file of the pair factors
-    added = [option(name, fields[name]) for name in only or fields]
+    taken = Taken(into, [option(name, fields[name]) for name in only or fields], after)
 
     def decorate(command: Command) -> Command:
-        def with_options(**values: object) -> None:
-            given = dict[str, object]()
-            for parameter in added:
-                value = values.pop(parameter.name)
-                if value is not parameter.default:
-                    given[parameter.name] = value
-            values[into] = given
-            command(**values)
-
-        parameters = list(_parameters(command, without=into))
-        parameters[after:after] = added
-        return _declared(with_options, command, parameters)
+        _TAKEN.setdefault(command, []).append(taken)
+        return command
 
     return decorate
 
 
-def speaking(command: Command) -> Command:
-    """Return a command with --json and --quiet, from which its first parameter `out` is made, and
-    with --log-times, which `main` reads before anything is printed."""
+def command_of(name: str) -> Command:
+    """Import the module of a command; return the command as typer shall see it: with the options
+    that it takes, with --json and --quiet, from which its parameter `out` is made, and with
+    --log-times, which `main` reads before anything is printed."""
+    command: Command = import_module(f"ropext.cli.{name}").command
+    all_taken = _TAKEN.get(command, [])
 
-    def with_out(
+    def with_options(
         as_json: Json = False, quiet: Quiet = False, log_times: LogTimes = False, **values: object
     ) -> None:
+        for taken in all_taken:
+            given = dict[str, object]()
+            for parameter in taken.options:
+                value = values.pop(parameter.name)
+                if value is not parameter.default:
+                    given[parameter.name] = value
+            values[taken.into] = given
         out = Out(as_json, quiet)
         try:
             with heard_by(out.say):
@@ -237,24 +245,19 @@ def speaking(command: Command) -> Command:
         except KeyboardInterrupt as interrupt:  # typer would keep only its number
             raise NothingKept(*interrupt.args) from None
 
-    parameters = _parameters(command, without="out") + _parameters(with_out, without="values")
-    return _declared(with_out, command, parameters)
-
-
-def _parameters(command: Command, without: str) -> list[inspect.Parameter]:
-    """Return the parameters of a command except one."""
-    parameters = inspect.signature(command, eval_str=True).parameters
-    return [parameter for name, parameter in parameters.items() if name != without]
-
-
-def _declared(function: Command, of: Command, parameters: list[inspect.Parameter]) -> Command:
-    """Return a function declared for typer: with these parameters, and the help of another
-    command."""
-    named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in named}
-    function.__doc__ = of.__doc__
-    return function
+    parameters = list(inspect.signature(command, eval_str=True).parameters.values())
+    for taken in all_taken:
+        parameters = [parameter for parameter in parameters if parameter.name != taken.into]
+        parameters[taken.after : taken.after] = taken.options
+    parameters += inspect.signature(with_options, eval_str=True).parameters.values()
+    shown = list[inspect.Parameter]()
+    for parameter in parameters:
+        if parameter.name not in ("out", "values"):
+            shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    with_options.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {own.name: own.annotation for own in shown}
+    with_options.__doc__ = command.__doc__
+    return with_options
 
 
 class Grouped(TyperCommand):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ropext.base.inputs import from_home
 from ropext.base.narration import Call
 from ropext.cli import options
 from ropext.cli.output import Out, call_of
@@ -31,7 +32,7 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        callback=options.at_home,
+        parser=from_home,
         metavar="OUT",
         help="directory to write; OUT.run keeps the stages",
     ),

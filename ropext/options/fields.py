@@ -1,7 +1,7 @@
 """Define an option: a field that is a flag of a command and a key of a recipe."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, StrEnum
 from os import PathLike
 from pathlib import Path
@@ -494,19 +494,15 @@ TABLES = (JSON, ".csv", ".tsv")
 
 
 def role_of(info: FieldInfo) -> Role | None:
-    """Return the role of a field's value, or None if it has none."""
-    for mark in (*info.metadata, *_marks(info.annotation)):
-        if isinstance(mark, Role):
-            return mark
-    return None
-
-
-def _marks(declared: Any) -> Iterator[Any]:
-    """Yield the metadata of a type in `Annotated`, also inside of `X | None`."""
-    if get_origin(declared) is Annotated:
-        yield from declared.__metadata__
-    for part in get_args(declared):
-        yield from _marks(part)
+    """Return the role of a field's value, or None if it has none. Its type may be inside of
+    `X | None`, and inside of a list."""
+    marks = [*info.metadata]
+    types = [info.annotation]
+    for declared in types:  # grows
+        if get_origin(declared) is Annotated:
+            marks += declared.__metadata__
+        types += get_args(declared)
+    return next((mark for mark in marks if isinstance(mark, Role)), None)
 
 
 def reads(values: Mapping[str, Any], kind: type[Options]) -> dict[str, list[str]]:
