@@ -497,7 +497,7 @@ def role_of(info: FieldInfo) -> Role | None:
     """Return the role of a field's value, or None if it has none. Its type may be inside of
     `X | None`, and inside of a list."""
     marks = [*info.metadata]
-    types = [info.annotation]
+    types: list[Any] = [info.annotation]
     for declared in types:  # grows
         if get_origin(declared) is Annotated:
             marks += declared.__metadata__
