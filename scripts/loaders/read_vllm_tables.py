@@ -5,7 +5,7 @@ and model classes build the model as for its engine, without weights, and the sc
 tables of each layer's rotary module. No attention is computed.
 """
 
-# ruff: noqa: E402 (vLLM is imported after what stands in for torchvision)
+# ruff: noqa: E402 (vLLM is imported after the stand-in for torchvision)
 
 import contextlib
 import tempfile

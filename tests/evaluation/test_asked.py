@@ -98,7 +98,7 @@ def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):
     assert done.results["variants"]["untouched"]["metrics"] == {}
     assert "vt is not measurable here" in (tmp_path / "run/report.md").read_text()
     assert not (tmp_path / "run/plots/retrieval-vt.png").exists()
-    assert len(rows(tmp_path / "run")) == 2 * 6  # in the order of the messages
+    assert len(rows(tmp_path / "run")) == 2 * 6  # every answer is recorded
     (outcome,) = judge(done, [parse_gate("vt@4k.value < 0.5")])
     assert not outcome.passed
     assert "not measurable here" in outcome.reason

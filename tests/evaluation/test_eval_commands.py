@@ -361,7 +361,7 @@ def test_compare_pairs_runs_and_names_winners(runs, capsys, tmp_path):
         own = json.loads((runs / name / "results.json").read_text())["variants"]["base"]["metrics"]
         shown = text["lengths"][-1]["tail"][f"{name}:base"]["value"]
         assert shown == pytest.approx(own["tail@256"]["value"], rel=1e-6)
-        # The output is compared with that: the same numbers as inside the run.
+        # The extension is compared with this base: the same numbers as inside the run.
         results = json.loads((runs / name / "results.json").read_text())
         made = results["variants"]["yarn-4x"]["metrics"]
         label = f"{name}:yarn-4x"
