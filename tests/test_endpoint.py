@@ -160,7 +160,7 @@ def serving(kind: str, compute, limit: int = TARGET, requests: list | None = Non
             self.answer(200, {"choices": [{"text": "x", "logprobs": logprobs}]})
 
         def log_message(self, *args: object) -> None:
-            """Nothing on stderr."""
+            """Print nothing on stderr."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -485,7 +485,7 @@ def answering(answer) -> Iterator[ports.Server]:
             self.do_GET()
 
         def log_message(self, *args):
-            """Nothing on stderr."""
+            """Print nothing on stderr."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as stub:
         stub.daemon_threads = True

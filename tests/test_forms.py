@@ -268,7 +268,7 @@ def test_proportional_share_survives_stocks_rounding(dim: int) -> None:
 
 
 def phi3() -> Rope:
-    """Two sets, switching at 4096, as Phi-3 ships."""
+    """Return two sets, switching at 4096, as Phi-3 ships."""
     return Rope(
         DIM,
         THETA,

@@ -35,7 +35,8 @@ THETA_ONLY = {"rope_type": "default", "rope_theta": 16 * THETA}
 
 
 def longrope(pairs: int, most: float = 4.0) -> dict:
-    """Two sets, so that the state which stock keeps for the switch is seen too."""
+    """Return a longrope with two sets, so that the state which stock keeps for the switch is seen
+    too."""
     long = [1 + (most - 1) * i / pairs for i in range(pairs)]
     short = [1 + i / pairs for i in range(pairs)]
     mscale = {"short_mscale": 1.25, "long_mscale": 1.25}

@@ -93,7 +93,7 @@ def turned(states, positions, rates, interleaved):
 
 
 def literal(rates, local, interleaved, window, group, begins=CONTEXT):
-    """Attention by the paper's algorithm 1; queries before `begins` see no groups."""
+    """Return attention by the paper's algorithm 1; queries before `begins` see no groups."""
 
     def attend(module, q, k, v, mask, scaling, **rest):
         heads = q.shape[1] // k.shape[1]

@@ -557,7 +557,8 @@ def test_an_output_that_appears_meanwhile_is_kept(tmp_path: Path):
 
 @pytest.fixture
 def nobody() -> Iterator[None]:
-    """Root may write everywhere; so that the test says something in a container too."""
+    """Drop the rights of root, which may write everywhere, so that the test means something in a
+    container too."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(65534)

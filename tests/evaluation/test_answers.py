@@ -23,7 +23,7 @@ def scorer_of(model, chunk=None):
 
 
 def items_over(prefix, count=6, answer=4, shared=True):
-    """Questions of different sizes behind one prefix."""
+    """Make questions of different sizes after one prefix."""
     items = []
     for k in range(count):
         rest, wanted = random_ids(3 + k, seed=k + 1), random_ids(answer, seed=50 + k)

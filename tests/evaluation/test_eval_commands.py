@@ -23,7 +23,7 @@ from ropext.results.rundir import read_run
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """Two runs of the same tokens, one of other tokens."""
+    """Write two runs of the same tokens, and one of other tokens."""
     path = tmp_path_factory.mktemp("commands")
     torch.set_num_threads(1)
     write_checkpoint(path / "model")
@@ -159,7 +159,7 @@ def test_a_strangers_array_is_one_sentence_and_runs_nothing(runs, tmp_path, wher
 
 
 def judged(runs, gate):
-    """Exit code of one gate on the first run."""
+    """Return the exit code of one gate on the first run."""
     try:
         rundir.raise_if_failed(rundir.judge(read_run(runs / "one"), [parse_gate(gate)]))
     except RopextError as error:

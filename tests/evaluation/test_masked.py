@@ -80,7 +80,8 @@ def texts(place):
 
 @torch.no_grad()
 def literal(model, place, length):
-    """Mean NLL of each document's last tokens, each masked once, in windows of a length."""
+    """Compute the mean NLL of each document's last tokens, each masked once, in windows of a
+    length."""
     model.eval()
     found, tokenizer = [], wrapping_tokenizer()
     mask, after = tokenizer.mask_token_id, tokenizer.sep_token_id

@@ -48,8 +48,8 @@ def nll(done, label, length):
 
 
 def literal(model, place, length, window):
-    """Mean NLL of the last tokens before a length, each read by the stock model through windows of
-    so many tokens with a stride of half."""
+    """Compute the mean NLL of the last tokens before a length, each read by the stock model through
+    windows of so many tokens with a stride of half."""
     tokenizer = AutoTokenizer.from_pretrained(place / "base")
     sums = 0.0
     for line in (place / "docs.jsonl").read_text().splitlines():

@@ -121,7 +121,7 @@ def test_numbers_of_numpy_are_options(yarn):
 
 
 def words_alone(words):
-    """A tokenizer that knows these words and nothing else."""
+    """Make a tokenizer that knows these words and nothing else."""
     vocabulary = {word: number for number, word in enumerate(["[UNK]", *words])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -50,7 +50,7 @@ SHAPES |= {
 
 
 def turned(config, length):
-    """Cosines and sines that stock computes for one input of `length` tokens."""
+    """Return the cosines and sines that stock computes for one input of `length` tokens."""
     kind = AutoConfig.for_model(**copy.deepcopy(config))
     rotary = ROTARY.get(kind.model_type, LlamaRotaryEmbedding)(kind)
     return torch.stack(rotary(torch.zeros(1), torch.arange(length)[None]))

@@ -49,8 +49,8 @@ def main() -> int:
 
 
 def draw(number: int, inputs: int, room: Path, tally: campaign.Tally) -> str:
-    """So many inputs of one seed; the traceback of a broken promise, with the smallest input that
-    shows it."""
+    """Run so many inputs of one seed; return the traceback of a broken promise, with the smallest
+    input that shows it."""
 
     @seed(number)
     @settings(campaign.LONG, max_examples=inputs)
@@ -66,7 +66,7 @@ def draw(number: int, inputs: int, room: Path, tally: campaign.Tally) -> str:
 
 
 def show(tally: campaign.Tally) -> None:
-    """Counts by category."""
+    """Print the counts by category."""
     for name, count in sorted(tally.outcomes.items()):
         print(f"{count:7}  {name}")
     print("\nthe commonest refusals")

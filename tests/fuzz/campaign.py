@@ -167,7 +167,7 @@ SCHEDULED = Path("/proc/self/schedstat")
 
 
 def awake() -> float:
-    """Seconds that this process computed or would have; 0 off Linux."""
+    """Return the seconds that this process computed or would have; 0 off Linux."""
     if not SCHEDULED.exists():
         return 0
     computed, in_line, _ = SCHEDULED.read_text(encoding="utf-8").split()

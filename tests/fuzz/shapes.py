@@ -256,7 +256,8 @@ def encoded(document: Json) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """Bytes that are cut, hold something foreign, say a key twice, or are no document at all."""
+    """Draw bytes that are cut, hold something foreign, state a key twice, or are no document at
+    all."""
     kind = draw(st.sampled_from(("cut", "piece", "piece", "key twice", "none")))
     if kind == "none":
         return draw(st.sampled_from(NO_DOCUMENTS))

@@ -255,7 +255,7 @@ def ropext_line(capsys):
 
 
 def halved(text):
-    """Results in which the perplexity of `extended` is better than it was."""
+    """Return results in which the perplexity of `extended` is half of the old one."""
     results = json.loads(text)
     results["variants"]["extended"]["metrics"]["tail@512"]["value"] /= 2
     return json.dumps(results)

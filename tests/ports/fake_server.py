@@ -165,7 +165,7 @@ def serving(fake: Fake) -> Iterator[str]:
                 time.sleep(0.1)
 
         def log_message(self, *args: object) -> None:
-            """Nothing on stderr."""
+            """Print nothing on stderr."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

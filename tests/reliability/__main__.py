@@ -122,7 +122,7 @@ def show_line(running: campaign.Campaign, name: str) -> None:
 
 
 def show(tally: campaign.Tally, names: list[str]) -> None:
-    """Two tables as Markdown, and every broken promise."""
+    """Print two tables as Markdown, and every broken promise."""
     print("\n| killed | " + " | ".join(campaign.PHASES) + " | all |")
     print("|---" * (len(campaign.PHASES) + 2) + "|")
     for name in names:

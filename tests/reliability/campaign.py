@@ -204,8 +204,10 @@ class Campaign:
         return room
 
     def wishes(self, command: Command, count: int) -> Iterator[Wish]:
-        """Boundaries and half-done writes, each phase of a run as often as the others. Each command
-        begins with another phase, so that few kills of each see all of them."""
+        """Yield boundaries and half-done writes, each phase of a run as often as the others.
+
+        Each command begins with another phase, so that few kills of each see all of them.
+        """
         steps = self.truth(command)[1]
         groups: dict[str, list[Wish]] = {phase: [] for phase in (*PHASES[1:], PHASES[0])}
         for at, kind in enumerate(steps):
@@ -349,7 +351,7 @@ def phase(ended: Ended, steps: list[str]) -> str:
 
 
 def phase_at(steps: list[str], at: int) -> str:
-    """Between which calls a run is before its step `at`."""
+    """Return the phase of a run before its step `at`."""
     left = steps[at:]
     if "write" not in steps[:at]:
         return PHASES[0]
@@ -360,7 +362,7 @@ def phase_at(steps: list[str], at: int) -> str:
 
 
 def faults(campaign: Campaign, command: Command, count: int) -> None:
-    """Failing calls, spread evenly over the run; then writes that the kernel cuts short."""
+    """Make calls fail, spread evenly over the run; then let the kernel cut writes short."""
     steps = campaign.truth(command)[1]
     for largest in LARGEST[:count]:
         campaign.limit(command, largest)

@@ -474,7 +474,7 @@ class Guarding:
             return self._judged(name, f"{relation}, {how}", room, told, changes, writes)
 
     def standing(self, name: str, what: str) -> Ended:
-        """Something of a user's at the output's name."""
+        """Run a command whose output's name holds a user's files."""
         kind, room = (KINDS | DEMO)[name], self.room()
         prepare(room, self.inputs, self.runs)
         STANDING[what](room)
@@ -620,14 +620,15 @@ def inputs(guarding: Guarding) -> None:
 
 
 def outputs(guarding: Guarding) -> None:
-    """Everything of a user's at the output's name, for every command that writes there."""
+    """Put every kind of a user's files at the output's name, for every command that writes
+    there."""
     for name in WRITERS:
         for what in STANDING:
             guarding.standing(name, what)
 
 
 def races(guarding: Guarding) -> None:
-    """Everything that a user does to OUT while a command that replaces it is at work."""
+    """Make every change of a user's to OUT while a command that replaces it is at work."""
     for name in REPLACERS:
         for what in MEANWHILE:
             guarding.meanwhile(name, what)
@@ -657,7 +658,7 @@ def a_part(guarding: Guarding) -> None:
 
 
 def meanwhile(guarding: Guarding) -> None:
-    """Everything that a user does to OUT, while the quickest command is at work."""
+    """Make every change of a user's to OUT while the quickest command is at work."""
     for what in MEANWHILE:
         guarding.meanwhile("extend MODEL", what)
 

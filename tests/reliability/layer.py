@@ -229,7 +229,7 @@ def _halved(path: Any, do: Callable[[], Any]) -> Callable[[Part], None]:
 
 
 def _wrap_foreign(layer: Layer) -> None:
-    """Writers in Rust and C++, with the errors that they raise themselves."""
+    """Wrap the writers in Rust and C++, with the errors that they raise themselves."""
     import safetensors.torch
     import torch
 
@@ -306,7 +306,7 @@ def forked(
 def _child(
     call: Callable[[], int | None], room: Path, shared: Shared, wish: Wish | None, log: Path
 ) -> None:
-    """Never returns."""
+    """Run the call in the child; never return."""
     code = 70
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

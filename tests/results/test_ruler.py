@@ -36,7 +36,7 @@ def scored(task, length, score, index=0):
 
 
 def answers(shares, tasks=THIRTEEN, count=20):
-    """So many questions of each task at each length, of which a share is right."""
+    """Return so many questions of each task at each length, with a share of right answers."""
     return [
         scored(task, length, float(k < share * count), k)
         for task in tasks

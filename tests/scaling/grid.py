@@ -27,7 +27,7 @@ class Case:
     knobs: dict[str, Any] = field(default_factory=dict)
 
     def scaled(self, rope: Rope, target: int) -> tuple[Spectrum, forms.Params]:
-        """Our spectrum, and the stock dict that we export for it."""
+        """Return our spectrum, and the stock dict that we export for it."""
         knobs = scaling.find(self.method).knobs(**self.knobs_for(rope))
         asked = scaling.scale(rope, self.method, target, knobs, None)
         wanted = scaling.compose(rope, asked, target)

@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module", autouse=True)
 def stock() -> Any:
-    """Stock warns about knobs that it computes all the same; a thousand lines of it help nobody."""
+    """Silence stock's warnings about knobs that it computes all the same."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

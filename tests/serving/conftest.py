@@ -75,7 +75,7 @@ class Client:
         return connection, connection.getresponse()
 
     def ask(self, path, body=None, **how):
-        """Status and JSON object."""
+        """Return status and JSON object."""
         connection, answer = self.open(path, body, **how)
         text = answer.read()
         connection.close()

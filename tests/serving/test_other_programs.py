@@ -39,7 +39,8 @@ SAME = 5e-4  # nats of a whole choice: the sums of the same numbers have another
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    """Eight beginnings of documents, with their continuations and those of two others."""
+    """Write eight beginnings of documents, with their own continuations and two other
+    documents'."""
     folder = tmp_path_factory.mktemp("lm-eval")
     lines = bundled.DATA["ropext://held-out"].read_text("utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines[:8]]
@@ -56,14 +57,14 @@ def task(tmp_path_factory):
 
 
 def _word_end(text, start):
-    """The next place at which a space follows a word; the harness moves longer spaces."""
+    """Return the next place at which a space follows a word; the harness moves longer spaces."""
     places = range(start, len(text))
     return next(at for at in places if text[at] == " " and not text[at - 1].isspace())
 
 
 def harness(task, model, arguments):
-    """The harness's accuracy and, for each question, the log-likelihood of each choice and whether
-    greedy decoding gives it."""
+    """Return the harness's accuracy and, for each question, the log-likelihood of each choice and
+    whether greedy decoding gives it."""
     lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.tasks import TaskManager
 

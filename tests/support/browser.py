@@ -117,7 +117,7 @@ class Tab:
 
 
 def _pipe():
-    """Two ends of a pipe, neither of them descriptor 3 or 4."""
+    """Return two ends of a pipe, neither of them descriptor 3 or 4."""
     import fcntl
 
     ends = os.pipe()

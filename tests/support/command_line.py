@@ -81,7 +81,7 @@ class Forked:
 
 
 def _begin(call, folder, variables, said):
-    """Never returns."""
+    """Run the call in the child; never return."""
     code = 1
     try:
         import torch

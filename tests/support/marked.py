@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def mark(directory: Path) -> None:
-    """Say in the record that all files that are there are ropext's, as they are."""
+    """Write into the record that all present files are ropext's, unchanged."""
     files = [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
     states = {
         path.relative_to(directory).as_posix(): _leads(path)

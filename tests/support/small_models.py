@@ -31,7 +31,7 @@ def tiny(kind="llama", seed=0, dtype=torch.float32, **changes):
 
 
 def rope(rope_type, factor=4.0, **more):
-    """Rope parameters of a stock type, for a model of eight head dimensions."""
+    """Return the rope parameters of a stock type, for a model of eight head dimensions."""
     params = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": factor, **more}
     if rope_type == "default":
         del params["factor"]

@@ -16,7 +16,7 @@ def rope(d: int, b: float) -> list[float]:
 
 
 def position_interpolation(d: int, b: float, L: int, L_new: int) -> Result:
-    """Chen et al. (arXiv 2306.15595), eq. 4: f'(x, m) = f(x, m L/L')."""
+    """Compute Chen et al. (arXiv 2306.15595), eq. 4: f'(x, m) = f(x, m L/L')."""
     return [theta * L / L_new for theta in rope(d, b)], 1.0
 
 
@@ -37,7 +37,7 @@ def dynamic_ntk(d: int, b: float, L: int, L_new: int) -> Result:
 
 
 def abf(d: int, b: float, b_new: float) -> Result:
-    """Xiong et al. (arXiv 2309.16039), section 4.1: another base."""
+    """Compute Xiong et al. (arXiv 2309.16039), section 4.1: another base."""
     return rope(d, b_new), 1.0
 
 
@@ -126,7 +126,7 @@ def hunyuan_alpha(d: int, b: float, alpha: float) -> Result:
 
 
 def proportional(d: int, b: float, share: float, factor: float) -> Result:
-    """Gemma 4's p-RoPE: the first share of the pairs turns, counted over the whole head."""
+    """Compute Gemma 4's p-RoPE: the first share of the pairs turns, counted over the whole head."""
     turning = int(share * d // 2)
     return [theta / factor if i < turning else 0.0 for i, theta in enumerate(rope(d, b))], 1.0
 

@@ -43,7 +43,7 @@ def build(name, length=9000, depths=None, index=0, seed=7, encoder=None):
 
 
 def texts(name, **more):
-    """Prompt and references of every question of a haystack."""
+    """Return the prompt and references of every question of a haystack."""
     encoder = Asking(Characters())
     return [(encoder.decode(i.prompt), i) for i in build(name, encoder=encoder, **more)]
 

@@ -10,7 +10,7 @@ WORDS = ("the cat sat", "on a mat", "and then", "it ran away", "over the hill", 
 
 
 def story(seed, length):
-    """Repetitive text, so that a few steps learn something."""
+    """Return repetitive text, so that a few steps learn something."""
     draw = random.Random(seed)
     text = ""
     while len(text) < length:

@@ -114,7 +114,8 @@ def test_of_several_starts_the_lowest_on_held_out_documents_is_taken(tmp_path):
 
 
 def losses_of(directory, done):
-    """Far half and tail of every judging document, by stock transformers alone."""
+    """Return the losses of every judging document, far half and tail, by stock transformers
+    alone."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval()

@@ -50,7 +50,7 @@ def loss_of(model, space):
 
 
 def wide_llama(**changes):
-    """Weights large enough that positions matter to the loss."""
+    """Make a Llama with weights large enough that positions matter to the loss."""
     model = new_llama(**changes)
     with torch.no_grad():
         for parameter in model.parameters():

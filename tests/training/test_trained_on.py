@@ -27,7 +27,7 @@ def lines_of(path, first, last):
 
 @pytest.fixture(scope="module")
 def data(stories, tmp_path_factory):
-    """Twelve documents to train on; and eight of them, in other files and other line ends."""
+    """Write twelve documents to train on; and eight of them, in other files and other line ends."""
     folder = tmp_path_factory.mktemp("data")
     texts = lines_of(stories, 0, 12)
     train = folder / "train.jsonl"

@@ -72,7 +72,8 @@ def sharded(model, dtype, alone):
 
 
 def three_steps(model, inputs, dtype, share):
-    """Losses of the whole batch, of which this process reads a share, and the adapter trained."""
+    """Return the losses of the whole batch, of which this process reads a share, and the trained
+    adapter."""
     scored = (inputs["labels"][:, 1:] != -100).sum()
     rows = slice(None) if share == 1 else slice(2 * RANK, 2 * RANK + 2)
     own = {key: value[rows] for key, value in inputs.items()}
