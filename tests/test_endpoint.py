@@ -358,7 +358,7 @@ def test_where_the_prompts_lie_that_differ_is_named(directory: Path, right, unsc
         probe(url, directory)
 
 
-def test_what_is_asked(directory: Path, right, monkeypatch) -> None:
+def test_requests_hold_plain_prompts_and_the_key(directory: Path, right, monkeypatch) -> None:
     monkeypatch.setenv(ports.KEY, "local-key")
     asked: list = []
     with serving("vllm", right, requests=asked) as url:

@@ -351,7 +351,9 @@ BESIDE = {
 
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("said", BESIDE)
-def test_beside_a_known_departure_another_one_is_refused(built, name: str, said: str) -> None:
+def test_a_second_departure_is_refused_in_a_model_with_a_known_one(
+    built, name: str, said: str
+) -> None:
     with pytest.raises(
         ProofFailed, match=f"reads the base's config otherwise .*{said}.*report this"
     ) as caught:

@@ -241,7 +241,7 @@ def again(folder, begun, command, name, value, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "name"), flipped(DECIDES))
-def test_another_value_of_what_decides_is_refused(
+def test_another_value_of_a_deciding_option_is_refused(
     folder, begun, command, name, capsys, monkeypatch
 ):
     value = DECIDES[command][name]
@@ -252,7 +252,9 @@ def test_another_value_of_what_decides_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "name"), flipped(DOES_NOT))
-def test_another_value_of_what_does_not_goes_on(folder, begun, command, name, capsys, monkeypatch):
+def test_another_value_of_any_other_option_resumes(
+    folder, begun, command, name, capsys, monkeypatch
+):
     value = DOES_NOT[command][name]
     code, heard = again(folder, begun, command, name, value, capsys, monkeypatch)
     assert code == 0, heard.err
@@ -260,7 +262,7 @@ def test_another_value_of_what_does_not_goes_on(folder, begun, command, name, ca
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", BEGUN)
-def test_the_same_command_goes_on(folder, begun, command, capsys, monkeypatch):
+def test_the_same_command_resumes(folder, begun, command, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     code, heard = run(*begun[command], "--dry-run", capsys=capsys)
     assert code == 0, heard.err

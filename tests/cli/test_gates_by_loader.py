@@ -37,7 +37,7 @@ def extended(tmp_path):
         ("vllm==newest", 2, "a version is in numbers; measured are"),
     ],
 )
-def test_a_plan_of_what_is_there(extended, names, code, said, capsys):
+def test_a_plan_of_a_scaled_directory_gates_its_config(extended, names, code, said, capsys):
     done, shown = run("plan", extended, "--for", names, capsys=capsys)
     assert done == code
     assert said in shown.err
@@ -104,7 +104,7 @@ def test_a_file_has_one_too(tmp_path):
 
 
 @pytest.mark.parametrize(("names", "code"), [("vllm", 0), ("exllamav2", 3), ("mlx,trt-llm", 0)])
-def test_a_verification_has_it_beside_its_checks(extended, monkeypatch, names, code, capsys):
+def test_a_verification_has_the_gate_and_its_own_checks(extended, monkeypatch, names, code, capsys):
     served = inspecting.read_unextended(extended)
     right = verifying.Verification(extended, (verifying.Check("spectrum", True, ""),), served)
     monkeypatch.setattr(verifying, "check_directory", lambda *args, **how: right)

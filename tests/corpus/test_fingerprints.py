@@ -132,7 +132,7 @@ def test_two_trainings_are_one_record_and_an_unknown_one_is_not_forgotten():
     assert partly.to_json()["not_recorded"] == ["fit"]
 
 
-def test_what_is_said():
+def test_sentences_about_an_overlap():
     read = [("a", *known_by(TOLD[0])), ("b", *known_by(story(99)))]
     none, one = overlap.overlap(known(story(98)), read), overlap.overlap(known(*TOLD), read)
     assert (none.mark, none.sentence) == ("", "")

@@ -88,7 +88,7 @@ def test_the_recipe_is_four_times_the_context_and_its_lengths_double_up_to_it():
     assert asked.extend.factor == demo.FACTOR == TARGET / WINDOW
 
 
-def test_all_of_it_has_a_fit_and_a_control_beside_the_same_reading():
+def test_the_full_demo_adds_a_fit_and_a_control_to_the_same_evaluation():
     short, full = job.read(demo.RECIPE), job.read(demo.RECIPE, demo.MORE_WORDS)
     assert "fit" in full.stages
     assert "fit" not in short.stages

@@ -102,7 +102,7 @@ def test_where_it_is_not_it_is_refused_in_one_sentence(capsys):
         assert {"mps", "cpu"} <= {*re.findall(r"\w+", line)}
 
 
-def test_it_is_taken_where_it_is_named_alone(monkeypatch):
+def test_mps_is_used_only_if_it_is_named(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_of(Evaluate(data="text.txt")) == "cpu"

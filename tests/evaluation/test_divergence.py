@@ -120,7 +120,9 @@ class Patched:
         ("yarn-4x+kv-q4_0", Patched(StoredCache("q4_0", "q4_0"))),
     ],
 )
-def test_it_is_what_both_rows_of_logits_say(place, whole, length, label, reading):
+def test_divergence_equals_a_computation_from_both_rows_of_logits(
+    place, whole, length, label, reading
+):
     model = AutoModelForCausalLM.from_pretrained(place / "model").eval()
     kl, same = by_hand(model, place, length, whole.frame.tail, reading)
     values = whole.values(label)
@@ -147,7 +149,7 @@ def test_the_cost_of_rounding_is_paired(whole):
     assert "rounding@256" not in plain
 
 
-def test_it_is_read_back_and_goes_on(place, whole):
+def test_divergence_is_read_back_and_a_run_resumes(place, whole):
     again = read_run(place / "whole")
     assert again.results == whole.results
     for label, model in whole.models.items():

@@ -179,7 +179,7 @@ def question(text, begin, end, answer=2, room=0):
     return Item("t", 99, 0.5, 0, 0, tuple(range(text)), (1,) * answer, room=room, text=(begin, end))
 
 
-def test_what_is_removed():
+def test_truncation_removes_the_beginning_of_the_text():
     assert truncated([question(50, 10, 40)], 52)[0].prompt == tuple(range(50))
     (short,) = truncated([question(50, 10, 40)], 32)
     assert short.prompt == (*range(10), *range(30, 50))

@@ -73,7 +73,7 @@ def test_a_bias_belongs_to_the_matrix_and_a_hook_does_not():
     assert "its output layer is wrapped" in reason(model)
 
 
-def test_what_class_and_config_foretell():
+def test_class_and_config_predict_a_head_problem():
     model = small()
     assert predicted_head_problem(model) is None
     model.config.logit_scale = 0.25

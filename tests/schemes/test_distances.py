@@ -317,7 +317,7 @@ def test_what_has_no_such_key_is_refused_in_one_sentence(config, words, error, s
     assert "\n" not in str(raised.value)
 
 
-def test_what_takes_none_of_them_says_so(made):
+def test_evaluate_and_finetune_refuse_models_of_distances(made):
     for model_type in ("t5", "xlnet"):  # a DeBERTa is read: tests/evaluation/test_masked.py
         with pytest.raises(UnsupportedModel, match=r" uses .*plan(,| and) extend"):
             ropext.evaluate(made(model_type)[1].output, data=["a text"])

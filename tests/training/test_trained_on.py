@@ -27,7 +27,8 @@ def lines_of(path, first, last):
 
 @pytest.fixture(scope="module")
 def data(stories, tmp_path_factory):
-    """Write twelve documents to train on; and eight of them, in other files and other line ends."""
+    """Write twelve documents to train on, eight of them again in other files and other line ends,
+    and eight new ones."""
     folder = tmp_path_factory.mktemp("data")
     texts = lines_of(stories, 0, 12)
     train = folder / "train.jsonl"
@@ -76,7 +77,7 @@ def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
     assert {own.dataset for own in figures(output)} == {"documents of which 8 of 8 were trained on"}
 
 
-def test_it_is_told_before_the_training_too(extended, data):
+def test_a_plan_warns_of_the_overlap_before_the_training(extended, data):
     planned = count_training("finetune", extended, data["train"], evaluate=data["again"], **RUN)
     assert "warning: [seen] 8 of 8 documents were trained on" in report.plan_text(planned)
     planned = count_training("finetune", extended, data["train"], evaluate=data["new"], **RUN)
@@ -157,7 +158,7 @@ def test_a_record_without_hashes_denies_nothing(tuned, data, tmp_path):
     }
 
 
-def test_what_is_made_of_it_knows_it_too(tuned, data, tmp_path):
+def test_extensions_and_fits_of_a_tuned_model_know_its_training_documents(tuned, data, tmp_path):
     """Extended again, and fitted: each record lists the documents of the earlier training."""
     _, output, _ = tuned
     wide = tmp_path / "wide"
@@ -179,7 +180,7 @@ def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
     assert record["fit"]["overlap"]["mark"] == ""
     card = (output / "README.md").read_text()
     assert "short tax" in card
-    assert not {"passkey", "None"} & set(card.split())  # no question was asked, no knob left open
+    assert not {"passkey", "None"} & set(card.split())  # no question was put, no knob left open
     found = read(output, str(stories), max_docs=1000).results["variants"]
     assert found["fitted"]["overlap"]["documents"] == 24
     assert found["fitted"]["overlap"]["trained_on"] == record["trained_on"]["documents"] == 18
