@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 
 class Kind(type):
-    """The type of a class whose attributes are stand-ins too."""
+    """The type of a class whose attributes are substitutes too."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

@@ -5,7 +5,7 @@ its kernels. Its config class reads each directory, its model class builds the a
 and its RoPE makes the table that they rotate by; no weight is loaded and nothing is attended to.
 """
 
-# ruff: noqa: E402 (the loader is imported after the stand-ins for its kernels)
+# ruff: noqa: E402 (the loader is imported after the substitutes for its kernels)
 
 import sys
 from pathlib import Path

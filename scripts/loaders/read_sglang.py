@@ -10,7 +10,7 @@ processor. What is written is how the rotary module of each layer turns a probe,
 softmax scale; no weight is loaded and nothing is attended to.
 """
 
-# ruff: noqa: E402 (the loader is imported after the stand-ins for its kernels)
+# ruff: noqa: E402 (the loader is imported after the substitutes for its kernels)
 
 import json
 import os

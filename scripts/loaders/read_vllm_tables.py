@@ -5,7 +5,7 @@ and model classes build the model as for its engine, without weights, and the sc
 tables of each layer's rotary module. No attention is computed.
 """
 
-# ruff: noqa: E402 (vLLM is imported after the stand-in for torchvision)
+# ruff: noqa: E402 (vLLM is imported after the substitute for torchvision)
 
 import contextlib
 import tempfile
@@ -46,7 +46,7 @@ def dense(cls: type, *given: Any, attn_selector_config: Any, **named: Any) -> st
 
 
 CpuPlatform.get_attn_backend_cls = classmethod(dense)
-# It looks at each model class in a process of its own, which knows no stand-in.
+# It looks at each model class in a process of its own, which knows no substitute.
 registry._run_in_subprocess = lambda look: look()
 
 
