@@ -36,6 +36,7 @@ from ropext.results.values import Value
 
 SEED = 42  # of RULER's generators, its default
 PACKAGES = ("wonderwords", "nltk", "tenacity", "tqdm", "yaml", "transformers")
+PATIENCE = 600  # seconds; a generator tries for ever if no prompt fits a length
 DEPTHS = 5  # of ropext's tasks: the default
 BEGUN = {"essay": "PaulGrahamEssays.json", "squad": "squad.json", "hotpotqa": "hotpotqa.json"}
 
@@ -87,7 +88,7 @@ class Ruler:
 
     def prompts(self, task: str, tokenizer: str, length: int, samples: int) -> list[dict[str, Any]]:
         """Return the rows that its generator writes into validation.jsonl, called as its prepare.py
-        does."""
+        does; nothing if it does not end."""
         config = self.tasks[task]
         base = _module(self.scripts / "constants.py").TASKS[config["task"]]
         with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +107,12 @@ class Ruler:
             command = [sys.executable, str(self.scripts / f"{config['task']}.py")]
             for name, value in words.items():
                 command += [f"--{name}", str(value)]
-            subprocess.run(command, cwd=self.scripts, check=True, capture_output=True)
+            try:
+                subprocess.run(
+                    command, cwd=self.scripts, check=True, capture_output=True, timeout=PATIENCE
+                )
+            except subprocess.TimeoutExpired:
+                return []
             file = Path(folder, task, "validation.jsonl")
             return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
@@ -139,6 +145,7 @@ class Peers:
     done: Evaluated
     tasks: tuple[str, ...]
     outputs: dict[str, list[str]]  # references of each prompt, by its hash
+    unmade: list[str]  # prompts whose generator did not end
 
     def rows(self, match: Callable[[list[str], list[list[str]]], float]) -> Iterator[list[str]]:
         """Yield a row for each task, length and model: ropext's task, RULER's prompts, RULER's
@@ -180,6 +187,7 @@ def measured(ruler: Ruler, tasks: Sequence[str], options: argparse.Namespace) ->
     """Make RULER's prompts, and ask them and ropext's own tasks in one evaluation."""
     lengths = parse_lengths(options.lengths)
     outputs = dict[str, list[str]]()
+    unmade = list[str]()
     with directory_of(options.model) as model, tempfile.TemporaryDirectory() as folder:
         tokenizer = str(MODELS.get(model, model))
         files = list[str]()
@@ -187,7 +195,12 @@ def measured(ruler: Ruler, tasks: Sequence[str], options: argparse.Namespace) ->
             rows = list[dict[str, Any]]()
             for length in lengths:
                 print(f"{task} at {length}", file=sys.stderr)
-                rows += ruler.prompts(task, tokenizer, length, options.samples)
+                made = ruler.prompts(task, tokenizer, length, options.samples)
+                if not made:
+                    unmade.append(f"{task} at {length}: RULER's generator did not end")
+                rows += made
+            if not rows:
+                continue
             name = own_name(task)
             file = Path(folder, f"{name}.jsonl")
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
@@ -205,7 +218,7 @@ def measured(ruler: Ruler, tasks: Sequence[str], options: argparse.Namespace) ->
             items=max(1, options.samples // DEPTHS),
             say=lambda line: print(line, file=sys.stderr),
         )
-    return Peers(done, tuple(tasks), outputs)
+    return Peers(done, tuple(tasks), outputs, unmade)
 
 
 HEAD = "| task | length | model | ropext's task | RULER's prompts | RULER's score of the answers |"
@@ -222,7 +235,7 @@ def page(ruler: Ruler, peers: Peers, left_out: dict[str, str], command: str) -> 
     lines.append("")
     for task, reason in left_out.items():
         lines.append(f"- {task} is left out: this machine lacks {reason}.")
-    for warning in peers.done.facts.warnings:
+    for warning in (*peers.unmade, *peers.done.facts.warnings):
         lines.append(f"- {warning}")
     return "\n".join(lines) + "\n"
 
