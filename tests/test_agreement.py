@@ -5,12 +5,11 @@ import json
 import pytest
 from gguf_files import ggml, making
 
-import ropext
 from ropext.base.errors import RopextError, UnsupportedModel
 from ropext.base.narration import NOBODY
 from ropext.families.loaders import gguf
 from ropext.files import inspecting
-from ropext.pipeline import extending
+from ropext.pipeline import extending, public
 
 WINDOWS = {"attention.sliding_window": 32, "attention.sliding_window_pattern": [True, False]}
 YARN = {
@@ -56,7 +55,7 @@ def test_a_file_is_planned_as_it_is_extended(tmp_path, arch):
             plan, refused = answer(lambda: inspecting.plan(str(path), **words))  # noqa: B023
             if plan is not None and plan.refusal is not None:
                 refused = str(plan.refusal)
-            done, said = answer(lambda: ropext.extend(str(path), out, **words))  # noqa: B023
+            done, said = answer(lambda: public.extend(str(path), out, **words))  # noqa: B023
             assert said == refused, words
             if done is None:
                 continue

@@ -293,7 +293,7 @@ def test_every_such_type_of_the_census_has_a_row_or_a_reason():
         ({"model_type": "t5"}, {"method": "yarn"}, UsageError, "has T5's relative buckets; known"),
         ({"model_type": "t5"}, {"method": "linear"}, UsageError, "known for that: max-distance"),
         ({"model_type": "bert"}, {"method": "clamp"}, UsageError, "known for that: linear, copy"),
-        ({"model_type": "t5"}, {"theta": 1e6}, UsageError, "--theta is for rotary embeddings"),
+        ({"model_type": "t5"}, {"theta": 1e6}, UsageError, "theta is for rotary embeddings"),
         (
             {"model_type": "t5", "relative_attention_max_distance": 16},
             {},
