@@ -26,7 +26,6 @@ ABOVE_THE_LINE = (
     "base.inputs",
     "base.atomic",
     "base.jsontext",
-    "base.locks",
     "base.guard",
     "base.workdir",
     "base.stepdir",
@@ -53,7 +52,6 @@ ABOVE_THE_LINE = (
 )
 BELOW_THE_LINE = (
     "proof",
-    "proof.sources",
     "models",
     "models.patching",
     "models.dequantising",

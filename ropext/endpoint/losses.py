@@ -16,7 +16,7 @@ from ropext.base.jsontext import JsonObject
 from ropext.endpoint.logprobs import LOWEST, PROBED, token_id
 from ropext.endpoint.port import PATHS, Port, error_text
 from ropext.results.perplexity import TokenNll
-from ropext.results.windows import short_windows
+from ropext.base.lengths import short_windows
 
 PATH = PATHS["completions"]
 TOKEN_BYTES = 512  # in an answer, for each token: it names two candidates

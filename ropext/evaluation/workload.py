@@ -14,7 +14,7 @@ import numpy as np
 
 from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import JsonObject, digest, read_values, values_json
-from ropext.base.lengths import length_text, tail_tokens
+from ropext.base.lengths import length_text, short_windows, strided_windows, tail_tokens
 from ropext.evaluation.corpus import Document, DocumentEncoder
 from ropext.evaluation.divergence import (
     Against,
@@ -45,7 +45,6 @@ from ropext.results.perplexity import MASK_STRIDE, Documents, EvaluationSettings
 from ropext.results.retrieval import ItemScore
 from ropext.results.scoring import ALL_TOKENS, MaskedTail, Scoring
 from ropext.results.values import Bootstrap
-from ropext.results.windows import short_windows, strided_windows
 
 ANSWERS = "items/"  # folder in a store
 

@@ -18,7 +18,7 @@ from ropext.base.errors import InputError, Stopped, UnsupportedModel, UsageError
 from ropext.base.narration import Say
 from ropext.base.systems import peak_memory
 from ropext.files.checkpoint import Snapshot
-from ropext.files.checkpoint.unchanged import check_unchanged
+from ropext.files.checkpoint.digests import check_unchanged
 from ropext.files.schemes import read_positions
 from ropext.models.quantised import raise_named
 from ropext.results.report.text import size

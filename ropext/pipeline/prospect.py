@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ropext.base.errors import RopextError, UsageError
 from ropext.base.jsontext import JsonObject
+from ropext.base.lengths import forward_tokens, short_windows
 from ropext.base.narration import Call
 from ropext.evaluation.contenders import closed_forms, memory_only_variants
 from ropext.evaluation.corpus import Document, DocumentEncoder
@@ -20,7 +21,6 @@ from ropext.planning import Plan, make_plan
 from ropext.results import CONTROL, UNTOUCHED
 from ropext.results.gates import Metrics
 from ropext.results.perplexity import EvaluationSettings
-from ropext.results.windows import forward_tokens, short_windows
 
 # The task of the verdict if the recipe names none.
 TASK = "passkey"

@@ -13,9 +13,9 @@ from ropext.base.jsontext import JsonObject, digest
 from ropext.base.narration import kept_after_interrupt
 from ropext.base.stepdir import Step, has_finished_step
 from ropext.base.workdir import Flat, beside, release, remove
+from ropext.files.checkpoint.digests import check_unchanged
 from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, rewrite
 from ropext.files.checkpoint.staging import recover, remove_output
-from ropext.files.checkpoint.unchanged import check_unchanged
 from ropext.options.fields import CONTENT, FILES, NUMBERS, Options, reads
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.work import USED, RunContext

@@ -1,5 +1,5 @@
 """Divide `--data` into documents to train on and documents held out to judge by, for finetune and
-fit.
+fit, and hold all facts of a training known before weights are loaded.
 
 Content and seed alone decide which documents are held out. A document's key is the hash of both,
 and every key in the lowest tenth is drawn. Steps, batches, file names and the order of files decide
@@ -9,6 +9,7 @@ nothing.
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -16,14 +17,19 @@ from ropext.base.errors import InputError
 from ropext.base.jsontext import Json
 from ropext.base.lengths import length_text
 from ropext.evaluation import corpus
+from ropext.evaluation.corpus import DocumentEncoder
 from ropext.evaluation.corpus.selection import NO_LIMIT, REMEDY
 from ropext.evaluation.documents import DocumentWords, read_corpus
 from ropext.evaluation.workload import NEXT_TOKEN, Prediction, Workload
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.provenance import Record
 from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.training import Finetune, Fit, TrainingOptions
-from ropext.results.overlap import NO_DOCUMENTS, Trained, trained
+from ropext.results.overlap import NO_DOCUMENTS, Overlap, Trained, overlap, trained
 from ropext.results.values import FEWEST_DOCUMENTS
-from ropext.training.rows import join_documents
+from ropext.training.defaults import Settings
+from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning
+from ropext.training.rows import Rows, join_documents
 
 # One in SHARE of the documents that can judge is held out: at least eight documents, but never
 # more than one in LARGEST_SHARE.
@@ -312,3 +318,67 @@ def _by_rendering(
     if text.startswith(before) and text.startswith(after):
         return len(before), len(after)
     return 0, 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training before its weights are loaded: documents read and divided, settings chosen."""
+
+    snapshot: Snapshot  # the checkpoint that is trained
+    record: Record | None  # how that was made
+    options: TrainingOptions
+    context: int
+    target: int
+    settings: Settings
+    data: TrainingData
+    encoder: DocumentEncoder
+    rows: Rows
+    judge: Workload | None  # None if no document is read
+    chooses_step: bool  # the documents that judge choose the step that is written
+    learning: Learning = NEXT_TOKEN_LEARNING
+
+    @property
+    def judged(self) -> int:
+        """Count the documents that are read before, during and after."""
+        return len(self.judge.documents) if self.judge else 0
+
+    @property
+    def padding(self) -> int:
+        """Return the token that fills up rows."""
+        return self.encoder.tokenizer.pad_token_id or 0
+
+    @property
+    def used(self) -> Trained:
+        """Return the documents that the result will have been trained on, and the documents that
+        chose its step."""
+        if not self.chooses_step or self.judge is None:
+            return self.data.trained
+        chose = trained(document.known_by[1:] for document in self.judge.documents)
+        return self.data.trained.with_more(replace(NO_DOCUMENTS, chose=chose))
+
+    @cached_property
+    def overlap_before(self) -> Overlap | None:
+        """Return the overlap known before the training: how many judging documents are trained on,
+        or chose something earlier. None if no document judges."""
+        return self._overlap_with(self.data.trained)
+
+    @cached_property
+    def overlap(self) -> Overlap | None:
+        """Return the overlap known after the training: some judging documents may have chosen the
+        step."""
+        return self._overlap_with(self.used if self.settings.patience else self.data.trained)
+
+    def _overlap_with(self, known: Trained) -> Overlap | None:
+        documents = self.judge.documents if self.judge else ()
+        return overlap(known, [document.known_by for document in documents])
+
+    def lineage(self, known: Overlap | None) -> str:
+        """Return the sentences on the judging documents' `known` overlap, and on documents that are
+        kept out."""
+        sentences = list[str]()
+        if known is not None and known.sentence:
+            sentences.append(known.sentence)
+        if self.data.kept_out:
+            out = f"{self.data.kept_out} documents of the verdict are kept out of training"
+            sentences.append(out)
+        return "; ".join(sentences)

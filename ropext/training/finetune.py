@@ -38,6 +38,7 @@ from ropext.training import (
     tuned_report,
     tuned_writing,
 )
+from ropext.training.data import Training
 from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning, MaskedLearning
 from ropext.training.new_rows import NewRows
 from ropext.training.objective import Objective, TrainedPart
@@ -52,7 +53,6 @@ from ropext.training.rows import (
     rows_in,
     strategy_of,
 )
-from ropext.training.training import Training
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,12 +16,11 @@ from ropext.options.training import Fit
 from ropext.planning import Plan
 from ropext.results.overlap import trained_in
 from ropext.training import data, defaults
-from ropext.training.data import TrainingData, judge_of
+from ropext.training.data import Training, TrainingData, judge_of
 from ropext.training.judge import few
 from ropext.training.rows import FitQuestions, Full, Pose, Rows, strategy_of
 from ropext.training.spectrum_objective import NO_QUESTIONS, Questions, SpectrumObjective
 from ropext.training.starts import check_geometry, choose_starts
-from ropext.training.training import Training
 
 FEWEST = 16  # fewest rows of the target's length that are read from a stream
 

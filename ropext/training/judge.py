@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from ropext.base.jsontext import Json, JsonObject
+from ropext.base.lengths import forward_tokens, short_windows
 from ropext.base.narration import Hooks, Show, no_progress
 from ropext.evaluation import corpus
 from ropext.evaluation.reader import Progress, Reader
@@ -19,7 +20,6 @@ from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.metrics import ReadText, text_values
 from ropext.results.retrieval import CAN_DO, ItemScore, grouped, share_of
 from ropext.results.values import FEWEST_DOCUMENTS, Value
-from ropext.results.windows import forward_tokens, short_windows
 from ropext.training.rows import FIT_TASK
 
 Numbers = Mapping[str, Mapping[str, Value]]  # the numbers of each model, by its label

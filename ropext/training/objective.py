@@ -41,7 +41,7 @@ from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
 from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import Snapshot
-from ropext.files.checkpoint.digests import Digests
+from ropext.files.checkpoint.digests import Digests, check_unchanged
 from ropext.files.checkpoint.provenance import taken_digests, versions, weights_digest
 from ropext.files.checkpoint.staging import (
     Output,
@@ -50,7 +50,6 @@ from ropext.files.checkpoint.staging import (
     recover,
     settle_output,
 )
-from ropext.files.checkpoint.unchanged import check_unchanged
 from ropext.models import processes
 from ropext.models.head import predicted_head_problem
 from ropext.models.load import free_memory, memory_errors, skeleton
@@ -59,7 +58,7 @@ from ropext.options.tasks import Item
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.training import defaults, loss, models
-from ropext.training.training import Training
+from ropext.training.data import Training
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

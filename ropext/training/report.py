@@ -10,10 +10,10 @@ from ropext.base.jsontext import Json, JsonObject, values_json
 from ropext.base.table import Table, columns
 from ropext.files.checkpoint.provenance import TRAINED_ON
 from ropext.results.report.text import size
+from ropext.training.data import Training
 from ropext.training.objective import Objective
 from ropext.training.result import Finetuned, Fitted
 from ropext.training.rows import Rows
-from ropext.training.training import Training
 
 # From here on repeated text teaches less and less (Muennighoff et al. 2023, figure 1).
 MANY_PASSES = 8

@@ -14,10 +14,10 @@ from ropext.results.measurement import Measurement
 from ropext.results.overlap import Overlap, overlap_in
 from ropext.results.report.result import Result
 from ropext.results.values import Value, Values
+from ropext.training.data import Training
 from ropext.training.judge import Numbers
 from ropext.training.objective import CONTENT, Objective
 from ropext.training.tables import finetune_table, fit_table
-from ropext.training.training import Training
 
 RESULT = "result.json"  # in a folder of OUT: what decides the result, and the result
 # A field's metadata: "name", its key; "json", how it becomes JSON; "kind", its type for reading.

@@ -19,6 +19,7 @@ from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED, FITTED, START, rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.training import fit_report, loss, models, spectrum, trainer
+from ropext.training.data import Training
 from ropext.training.fit_choice import ClosedForms, Verdict, notes_on_written, why_start_stays
 from ropext.training.fit_writing import write_fitted
 from ropext.training.judge import (
@@ -32,7 +33,6 @@ from ropext.training.objective import Objective, TrainedPart
 from ropext.training.result import Fitted
 from ropext.training.rows import Row, Rows, WithShort
 from ropext.training.starts import Starts, plan_with
-from ropext.training.training import Training
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -27,8 +27,8 @@ from ropext.models.adapter import put_weights
 from ropext.models.load import tell_used
 from ropext.models.processes import WAITING, from_first, keep_float32, readers
 from ropext.training import defaults, models
+from ropext.training.data import Training
 from ropext.training.rows import Collator, Row
-from ropext.training.training import Training
 
 # Keys of an evaluation, in Trainer's log and its trackers; the first compares weights.
 WATCHED = "eval_held_out"

@@ -2,8 +2,8 @@
 
 import pytest
 
+from ropext.base.lengths import short_windows, strided_windows
 from ropext.evaluation.reading import hf_stride
-from ropext.results.windows import short_windows, strided_windows
 
 
 @pytest.mark.parametrize("count", [2, 63, 64, 65, 96, 97, 200, 1000])

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from ropext.base import guard
 from ropext.base.errors import InputError
-from ropext.base.jsontext import write_json
+from ropext.base.jsontext import read_object, write_json
 from ropext.base.narration import Show, no_progress
 from ropext.base.systems import sync, user_cache
+from ropext.files.checkpoint.snapshot import INDEX, Snapshot, take_inventory
 from ropext.files.checkpoint.weights import content_digest
+from ropext.scaling.rope import CONFIG
 
 LARGE = 16 << 20  # bytes of a file that is remembered; smaller ones take milliseconds
 MOST = 10_000  # files remembered, the newest ones
@@ -82,3 +84,30 @@ def _written_state(status: os.stat_result) -> list[int]:
     """Return the state that a write or a replacement changes, and a new name or new rights do
     not."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def check_unchanged(snapshot: Snapshot, during: str) -> None:
+    """Raise InputError if the checkpoint's content changed since it was opened. If nothing of it
+    was hashed, any written or replaced file is a change."""
+    if not snapshot.directory.is_dir():
+        raise snapshot.changed(CONFIG, during)
+    before = snapshot.states
+    now = take_inventory(snapshot.directory).states
+    for name in before | now:
+        if before.get(name) == now.get(name):
+            continue
+        if name not in now or not _has_same_content(snapshot, name):
+            raise snapshot.changed(name, during)
+    before.update(now)
+
+
+def _has_same_content(snapshot: Snapshot, name: str) -> bool:
+    """Return True if a file has the content that was hashed or read. Files that can decide no
+    number may change."""
+    if not snapshot.hashed:
+        return False
+    if name in snapshot.hashed:
+        return Digests().of(snapshot.path(name)) == snapshot.hashed[name]
+    if name == CONFIG:
+        return read_object(snapshot.path(name)) == snapshot.config
+    return name != INDEX and not name.endswith(".safetensors")
