@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from ropext.base.errors import InputError
 from ropext.base.jsontext import JsonObject
+from ropext.base.lengths import short_windows
 from ropext.endpoint.logprobs import LOWEST, PROBED, token_id
 from ropext.endpoint.port import PATHS, Port, error_text
 from ropext.results.perplexity import TokenNll
-from ropext.base.lengths import short_windows
 
 PATH = PATHS["completions"]
 TOKEN_BYTES = 512  # in an answer, for each token: it names two candidates
