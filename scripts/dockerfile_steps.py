@@ -83,7 +83,7 @@ def run_job(entry: list[str], folder: Path, environment: dict[str, str]) -> None
     """Run the Job, and MORE, on a bundled model."""
     page = (ROOT / "docs/deploy.md").read_text("utf-8")
     python = folder / "venv/bin/python"
-    loaded = subprocess.run([python, "-c", LOAD], input=job_of(page).encode(), check=True,
+    loaded = subprocess.run([python, "-I", "-c", LOAD], input=job_of(page).encode(), check=True,
                             stdout=subprocess.PIPE)  # fmt: skip
     pod = json.loads(loaded.stdout)["spec"]["template"]["spec"]
     (container,) = pod["containers"]

@@ -32,7 +32,7 @@ def chosen(sources: list[str]) -> list[dict]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     words = ["install", "--dry-run", "--ignore-installed", "--quiet", "--only-binary", ":all:"]
     words += ["--report", "-", "--constraint", str(ROOT / "constraints.txt"), *sources]
-    command = [sys.executable, "-m", "pip", *words, *project["dependencies"]]
+    command = [sys.executable, "-P", "-m", "pip", *words, *project["dependencies"]]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)["install"]
 

@@ -53,6 +53,7 @@ def main(folder: Path) -> None:
     lines = [
         (language, line)
         for language, text in blocks(readme)
+        if language != "bibtex"
         for line in (text.splitlines() if language == "sh" else [text])
     ]
     for language, line in sorted(lines, key=lambda own: "pip install" not in own[1]):

@@ -222,9 +222,11 @@ def takes(
 
 
 def command_of(name: str) -> Command:
-    """Import the module of a command; return the command as typer shall see it: with the options
-    that it takes, with --json and --quiet, from which its parameter `out` is made, and with
-    --log-times, which `main` reads before anything is printed."""
+    """Import the module of a command; return the command as typer shall see it.
+
+    It takes its options, --json and --quiet, of which its parameter `out` is made, and --log-times,
+    which `main` reads before anything is printed.
+    """
     command: Command = import_module(f"ropext.cli.{name}").command
     all_taken = _TAKEN.get(command, [])
 

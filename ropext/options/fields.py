@@ -168,10 +168,12 @@ def _numbers(value: object, info: ValidationInfo) -> object:
     words = _words(value)
     if not isinstance(value, str) or not isinstance(words, tuple):
         return words
+    name = flag(str(info.field_name))
+    if not words:
+        raise UsageError(f"{name} is empty; write e.g. 2,4,8, or leave it out")
     try:
         return tuple(map(float, words))
     except ValueError:
-        name = flag(str(info.field_name))
         raise UsageError(
             f"{name} {value[:60]!r} is not a list of numbers; write e.g. 2,4,8"
         ) from None

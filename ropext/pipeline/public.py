@@ -176,7 +176,7 @@ def evaluate(
     """Measure a model on long text and by retrieval.
 
     With `output` ropext writes the report into that folder, and the same call resumes after a stop.
-    ropext refuses `gates` about numbers that are not measured; `Evaluated.gates` has the verdicts,
+    ropext refuses `gates` about numbers that are not measured. `Evaluated.gates` has the verdicts,
     and `Evaluated.raise_if_failed` turns failed gates into an error. `labels` gives models the
     user's own names: `{"yarn-4x": "YaRN"}`.
 

@@ -1,8 +1,8 @@
 """Check that transformers still has the parts of its server that ropext uses.
 
 ropext uses the streamer and the response templates, and replaces the handlers. Those do not keep a
-seed until a question's turn comes, they leave stop words in the text, they drop images and the text
-next to a tool call, and they load any model that a request names.
+seed until a question's turn comes, and they leave stop words in the text. They drop images and the
+text next to a tool call, and they load any model that a request names.
 """
 
 from importlib import import_module

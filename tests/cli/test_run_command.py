@@ -145,6 +145,7 @@ def test_extend_with_overrides_alone_is_a_run_too(ropext, recipe, tmp_path):
         "extend": {
             "factor": 2.0,
             "from_original": False,
+            "again": False,
             "even_so": False,
             "untrained": False,
             "length_only": False,

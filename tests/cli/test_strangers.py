@@ -71,7 +71,8 @@ def test_models_are_loaded_without_code_and_without_pickles():
 def test_nothing_is_unpickled_or_evaluated():
     for name, called, node in calls():
         where, given = f"{name}:{node.lineno}", keywords(node)
-        assert called not in FORBIDDEN_NAMES, where
+        # exec("") runs nothing: it takes back CPython's note of an interrupt (ropext/cli/app.py).
+        assert called not in FORBIDDEN_NAMES or ast.unparse(node) == "exec('')", where
         if called == "torch.load":
             assert given.get("weights_only") == "True", where
         if called == "np.load":
