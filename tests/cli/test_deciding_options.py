@@ -8,12 +8,12 @@ import inspect
 import json
 import os
 import time
-from importlib import import_module
 
 import pytest
 from command_line import Forked, run
 
 from ropext.base.bundled import DATA
+from ropext.cli.options import command_of
 from ropext.options.endpoint import ONLY
 
 TRAIN = ("--data", "data.jsonl", "--batch-tokens", "1024", "--steps", "40", "-o", "OUT")
@@ -36,6 +36,7 @@ OF_THE_CALL = {
     *("output", "force", "dry_run", "out", "push_to_hub", "public", "fail_if"),
     *("full", "losses", "table_format"),
     *("directory", "model", "data", "revision", "trust_remote_code"),
+    *("as_json", "quiet", "log_times"),
 }
 # Another value of each option, with the flags that it needs.
 DECIDES = {
@@ -170,8 +171,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("command", BEGUN)
 def test_every_option_is_said_to_decide_or_not(command):
-    module = import_module(f"ropext.cli.{command}")
-    options = set(inspect.signature(module.command).parameters) - OF_THE_CALL
+    options = set(inspect.signature(command_of(command)).parameters) - OF_THE_CALL
     named = [DECIDES[command], DOES_NOT[command], ELSEWHERE[command]]
     listed = {name for part in named for name in part}
     assert options - listed == set(), (

@@ -98,7 +98,7 @@ def test_the_pairs_of_gemma_4_that_stand_still_keep_their_divisors(tmp_path, opt
 )
 def test_what_reaches_windowed_layers_or_is_not_read_is_refused(tmp_path, arch, options):
     path = made(tmp_path / "m.gguf", arch)
-    asked = "--method yarn --beta-fast 8 " if "beta_fast" in options else ""
+    asked = 'method="yarn", beta_fast=8 ' if "beta_fast" in options else ""
     with pytest.raises(NotExpressible, match=f"{asked}cannot be .* reads of a {arch} GGUF"):
         ropext.extend(str(path), tmp_path / "o.gguf", factor=4.0, **options)
     assert [own.name for own in tmp_path.iterdir()] == ["m.gguf"]

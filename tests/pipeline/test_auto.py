@@ -96,10 +96,10 @@ def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"method": "auto"}, "give --data TEXTS"),
+        ({"method": "auto"}, "give data=TEXTS"),
         ({"method": "auto", "data": "missing.jsonl"}, "^the call: "),
-        ({"method": "yarn", "data": HELD_OUT}, "--data goes with --method auto"),
-        ({"method": "auto", "data": HELD_OUT, "no_verify": True}, "leave --no-verify out"),
+        ({"method": "yarn", "data": HELD_OUT}, 'data goes with method="auto"'),
+        ({"method": "auto", "data": HELD_OUT, "no_verify": True}, "leave no_verify=True out"),
         (
             {"method": "auto", "data": HELD_OUT, "facto": 2},
             "unknown option 'facto'; did you mean factor",

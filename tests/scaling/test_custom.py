@@ -251,7 +251,7 @@ def test_what_is_not_two_things_is_told_which_they_are(folder):
     with pytest.raises(UsageError) as caught:
         ropext.plan("ropext://demo", factor=4, method="wrong:alone")
     assert str(caught.value) == (
-        "--method wrong:alone must return two things, the inverse frequencies and the attention "
+        "method wrong:alone must return two things, the inverse frequencies and the attention "
         "factor (1.0 for none); it returned a tuple of 16"
     )
 
