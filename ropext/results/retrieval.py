@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from ropext.base.jsontext import NumberIfAny
 from ropext.options.tasks import RULER, TASKS, THIRTEEN
@@ -48,7 +49,7 @@ MANY_HAYSTACKS = frozenset(
 class ItemScore:
     """One answered question. `exact`: every answer token is the model's first choice."""
 
-    task: str
+    task: Annotated[str, Field(pattern=r"^[\w.:-]{1,200}$")]  # it is read back from anyone's file
     length: int
     depth: float | None
     index: int

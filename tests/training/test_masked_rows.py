@@ -166,8 +166,8 @@ def test_a_lora_leaves_the_rows_and_has_a_control(place):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"strategy": "pose"}, "--strategy pose is for models that predict the next token"),
-        ({"retrieval_share": 0.5}, "--retrieval-share is for models that predict the next"),
+        ({"strategy": "pose"}, "strategy pose is for models that predict the next token"),
+        ({"retrieval_share": 0.5}, "retrieval_share is for models that predict the next"),
     ],
 )
 def test_options_of_causal_models_are_refused(place, options, said):

@@ -135,8 +135,8 @@ def test_steps_below_the_rounding_of_bfloat16_are_not_lost(place):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"control": True}, "add --train lora"),
-        ({"rank": 4}, "--rank goes with a LoRA; add --train both"),
+        ({"control": True}, 'add train="lora"'),
+        ({"rank": 4}, 'rank goes with a LoRA; add train="both"'),
     ],
 )
 def test_options_of_another_kind_are_refused(place, options, said):
