@@ -108,11 +108,6 @@ def _by_template(port: Port) -> Count:
 def _used(port: Port, text: str) -> int:
     """Return the number of tokens that the `usage` of an answer states for a prompt."""
     reply = port.ask(text, 1)
-    if port.api == "chat" and "chat template" in reply.error.lower():
-        raise InputError(
-            f"--endpoint {port.server.root} has no chat template for its model ({reply.error}): "
-            "give --api completions"
-        )
     if reply.error or reply.tokens is None:
         raise InputError(
             f"--endpoint {port.server.root} neither counts tokens nor tells the usage of an answer "

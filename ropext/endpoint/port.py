@@ -68,7 +68,7 @@ class Port:
 
     def reached(self, path: str, request: JsonObject) -> tuple[int, bytes]:
         """Return the status and the body of an answer. Raise, which ends the run, if the server is
-        lost or busy, wants an API key or lacks the path."""
+        lost or busy, wants an API key, or lacks the path or a chat template."""
         root = self.server.root
         try:
             status, body = self.server.patiently(path, request)
@@ -85,6 +85,13 @@ class Port:
                 f"--endpoint {root} has no {path} (HTTP {status}: {error_text(status, body)}); "
                 "--api chat and --api completions ask in two ways"
             )
+        if path == PATHS["chat"] and status >= 400:
+            reason = error_text(status, body)
+            if "chat template" in reason.lower():
+                raise InputError(
+                    f"--endpoint {root} has no chat template for its model ({reason}): give --api "
+                    "completions"
+                )
         if status in BUSY:
             raise Stopped(
                 f"endpoint: {root} stays busy (HTTP {status}); with -o the answers so far are "

@@ -286,6 +286,14 @@ def test_a_refused_prompt_is_never_missed(capsys) -> None:
     assert "too many" in told["variants"]["port"]["outcomes"][1]["reasons"]["refused"]
 
 
+def test_a_model_without_a_chat_template_ends_the_run_however_prompts_are_counted(capsys) -> None:
+    with serving(Fake(template=False)) as url:
+        code, told, _ = evaluated(capsys, url, *LENGTHS)
+    assert code == 2
+    assert "no chat template" in told["error"]
+    assert told["error"].endswith("give --api completions")
+
+
 def test_a_thinking_model_gets_more_tokens_once(capsys) -> None:
     thinker = Fake(thinks=500)
     with serving(thinker) as url:
