@@ -26,6 +26,7 @@ ABOVE_THE_LINE = (
     "base.inputs",
     "base.atomic",
     "base.jsontext",
+    "base.locks",
     "base.guard",
     "base.workdir",
     "base.stepdir",

@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ropext.base import guard
-from ropext.base.atomic import HALF_WRITTEN, lock_of, locked, os_errors
+from ropext.base.atomic import HALF_WRITTEN, os_errors
 from ropext.base.errors import OutputExists
 from ropext.base.inputs import check_links
 from ropext.base.jsontext import read_json, write_json
+from ropext.base.locks import lock_of, locked
 from ropext.base.narration import Say, no_messages
 
 MANIFEST = "run.json"

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 from marked import at_work, checkpoint, mark
 
-from ropext.base import atomic, guard
+from ropext.base import guard, locks
 from ropext.base.errors import InputError, OutputExists, UsageError
 from ropext.files.checkpoint import staging
 from ropext.files.checkpoint.staging import Output, check_output, check_space, replace_file, staged
@@ -471,7 +471,7 @@ def test_without_flock_the_named_holder_decides(tmp_path: Path, monkeypatch):
         "ropext": "lock",
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "start": atomic._start(os.getpid()),
+        "start": locks._start(os.getpid()),
     }
     dead = subprocess.Popen(["true"])
     dead.wait()

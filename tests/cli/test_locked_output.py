@@ -12,7 +12,7 @@ from ropext.errors import OutputExists, OutputLocked
 HOLD = """
 import sys
 from pathlib import Path
-from ropext.base.atomic import locked
+from ropext.base.locks import locked
 real = Path(sys.argv[1])
 with locked(real, real):
     print("locked", flush=True)

@@ -7,8 +7,8 @@ import pytest
 from reliability.commands import prepare
 
 import ropext
-from ropext.base.atomic import locked
 from ropext.base.errors import OutputLocked
+from ropext.base.locks import locked
 
 pytestmark = pytest.mark.slow
 

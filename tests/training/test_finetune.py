@@ -25,9 +25,9 @@ from trained import count_training, train
 
 import ropext
 from ropext import verifying
-from ropext.base.atomic import lock_of
 from ropext.base.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.base.jsontext import values_json
+from ropext.base.locks import lock_of
 from ropext.base.narration import Call, Hooks, Pace
 from ropext.base.table import records
 from ropext.base.workdir import beside

@@ -15,12 +15,11 @@ from ropext import families
 from ropext.base import bundled
 from ropext.base.errors import InputError, UsageError
 from ropext.base.inputs import check_link, is_plain_name, read_bytes
-from ropext.base.jsontext import Json, JsonObject, parse_object, read_object
+from ropext.base.jsontext import Json, parse_object, read_object
 from ropext.families import Model, stock
-from ropext.families.config import Dict, flat, parts, shown
 from ropext.families.model import Problem
+from ropext.files.checkpoint.foreign_parts import check_foreign_parts
 from ropext.files.checkpoint.headers import read_header
-from ropext.options.fields import TRUSTED_KERNEL
 from ropext.planning.carrier import Carrier
 from ropext.scaling.rope import CONFIG
 
@@ -578,77 +577,3 @@ def no_weights_error(model: str, names: Iterable[str]) -> InputError:
         f"{model} has no weights: there is no .safetensors file beside config.json; "
         "`ropext plan` prints the lines that serve the base's own weights without a copy"
     )
-
-
-# With these keys an untrusted config has stock transformers load code, other files or another
-# library. Every part of a composite config is checked: stock also builds parts that ropext ignores.
-IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
-# Stock's own names; transformers 5 added the implementations of experts.
-STOCK_NAMES = re.compile(
-    r"(paged\|)?(eager|sdpa|flash_attention_[2-9]|flex_attention)"
-    r"|(eager|sdpa)_paged|grouped_mm|batched_mm|deepgemm|sonicmoe"
-)
-WEIGHTS_KEY = "transformers_weights"  # stock loads this file in place of model.safetensors
-# Keys that stock passes to timm, which opens the named files (a pickle, before timm 1.0.26) or
-# fetches weights.
-HANDED_ON = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "backbone_kwargs")
-FETCHES = ("use_pretrained_backbone",)
-# Stock passes this to timm too. PerceptionLM needs it, so shapes are allowed and names refused.
-SHAPES = "model_args"
-ARCHITECTURE = "architecture"  # timm loads a folder or a repository if the name has a colon
-
-
-def check_foreign_parts(config: JsonObject, where: str) -> None:
-    """Raise InputError if a config loads code or files that do not belong to the checkpoint."""
-    for part in parts(Dict(config)):
-        for key, value in part.values.items():
-            if IMPLEMENTATION.fullmatch(key):
-                _check_implementation(value, f"{where}: {part.name(key)}")
-            elif key == WEIGHTS_KEY and value is not None:
-                raise InputError(
-                    f"{where}: {part.name(key)} {shown(value)} has transformers load another file "
-                    "than model.safetensors and its index; remove the key"
-                )
-            elif _hands_on(key, value):
-                raise InputError(
-                    f"{where}: {part.name(key)} {shown(value)} is handed on to another library "
-                    "(timm), which may open files or fetch weights by it; remove the key"
-                )
-
-
-def _check_implementation(value: Json, key: str) -> None:
-    """Raise InputError if a name, or one of a dict of names by part, is not among stock's own."""
-    names = value.values() if isinstance(value, dict) else [value]
-    for name in names:
-        if not isinstance(name, str) or STOCK_NAMES.fullmatch(name) or TRUSTED_KERNEL.match(name):
-            continue
-        if "/" in name:
-            raise InputError(
-                f"{key} {shown(name)} names a kernel on the hub, which transformers would fetch "
-                "and run; remove the key"
-            )
-        raise InputError(
-            f"{key} {shown(name)} is no implementation of transformers' own; remove the key"
-        )
-
-
-def _hands_on(key: str, value: Json) -> bool:
-    if key in HANDED_ON:
-        return bool(value)
-    if key in FETCHES:
-        return value is not None and value is not False
-    if key == ARCHITECTURE:
-        return isinstance(value, str) and ":" in value
-    if key == SHAPES:
-        return not _is_shape(value)
-    return False
-
-
-def _is_shape(arguments: Json) -> bool:
-    """Return True if arguments are only numbers, booleans or empty values, and so name no file."""
-    if arguments is None:
-        return True
-    if not isinstance(arguments, dict):
-        return False
-    values = [item for value in arguments.values() for item in flat(value)]
-    return all(item in ("", None) or isinstance(item, int | float) for item in values)

@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropext.base import guard
-from ropext.base.atomic import lock_of, locked, os_errors, replace_whole
+from ropext.base.atomic import os_errors, replace_whole
 from ropext.base.errors import InputError, OutputExists, UsageError
+from ropext.base.locks import lock_of, locked
 from ropext.base.narration import in_bytes
 from ropext.base.systems import move, sync
 
