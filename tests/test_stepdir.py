@@ -75,7 +75,7 @@ def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp
     (tmp_path / "made").write_text("edited")
     assert done(base="b", more=None, schema=2).endswith("what it wrote is gone or was edited")
     assert done(base="b", more=None, schema=2, torch="3") is None
-    assert said[-1].endswith("skipped (torch 2, now 3; --from extend does it again)")
+    assert said[-1].endswith("skipped (torch 2, now 3; to repeat it: --from extend)")
 
 
 def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):

@@ -119,7 +119,7 @@ class StepDir(Workdir):
             other.append(f"{name} {before}, now {now.get(name) or 'absent'}")
         if not other:
             return ""
-        return f" ({', '.join(other)}; --from {self.step.name} does it again)"
+        return f" ({', '.join(other)}; to repeat it: --from {self.step.name})"
 
     def _is_half_done(self) -> bool:
         """Return whether this very step has begun and not finished."""

@@ -222,7 +222,11 @@ async def unknown(request: Request, error: Exception) -> Response:
     """Answer a request for a path or method that this server does not have, in OpenAI's form."""
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.scope['path'][:200]}"
-    sentence = f"ropext serve does not answer {asked}; it answers POST {' and '.join(ANSWERED)}"
+    questions = " and ".join(ANSWERED)
+    sentence = (
+        f"ropext serve does not answer {asked}; it answers POST {questions}, GET /v1/models, and "
+        "GET / with a page"
+    )
     return JsonAnswer(Refusal(sentence, error.status_code).body, error.status_code, error.headers)
 
 

@@ -194,7 +194,7 @@ def check_model(served: LiveModel, name: Json) -> None:
     if name is not None and name not in served.names:
         names = " and ".join(map(repr, served.names))
         raise Refusal(
-            f"The model {str(name)[:200]!r} does not exist; {names} is served here",
+            f"The model {str(name)[:200]!r} does not exist; this server has {names}",
             404,
             "model",
             "model_not_found",

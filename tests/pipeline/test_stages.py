@@ -257,7 +257,7 @@ def test_a_changed_version_is_said_and_nothing_is_done_again(tmp_path):
     write_manifest(path, record)
     done, said = go()
     assert done.stages["extend"] == "skipped"
-    assert any("transformers 4.0.0, now" in line and "begin extend" in line for line in said)
+    assert any("transformers 4.0.0, now" in line and 'begin="extend"' in line for line in said)
 
 
 def test_after_an_upgrade_that_affects_numbers_the_evaluation_is_done_again(tmp_path, monkeypatch):

@@ -213,7 +213,7 @@ def test_a_model_answers_to_each_of_its_names_and_to_no_other(loaded):
         with pytest.raises(package.NotFoundError) as caught:
             openai.completions.create(model="tiny", prompt="x")
         assert caught.value.code == "model_not_found"
-        assert "'gpt-3.5-turbo' and 'other/name' is served here" in caught.value.body["message"]
+        assert "this server has 'gpt-3.5-turbo' and 'other/name'" in caught.value.body["message"]
 
 
 def test_what_is_not_served_is_not_found_in_openais_form(openai):
