@@ -144,6 +144,8 @@ def _damage(error: ValidationError) -> str:
 
 def noun(error_type: str) -> str:
     """Return what pydantic expected, in words, by the type of its error."""
+    if error_type == "string_pattern_mismatch":
+        return "well formed"
     return _NOUNS.get(error_type.partition("_")[0], "a whole number in range")
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from ropext.base.jsontext import NumberIfAny
-from ropext.options.tasks import RULER, TASKS, THIRTEEN
+from ropext.options.tasks import NAME, RULER, TASKS, THIRTEEN
 from ropext.results.values import (
     FEWEST_DOCUMENTS,
     Z95,
@@ -49,7 +49,7 @@ MANY_HAYSTACKS = frozenset(
 class ItemScore:
     """One answered question. `exact`: every answer token is the model's first choice."""
 
-    task: Annotated[str, Field(pattern=r"^[\w.:-]{1,200}$")]  # it is read back from anyone's file
+    task: Annotated[str, Field(pattern=f"^{NAME}$")]
     length: int
     depth: float | None
     index: int

@@ -174,7 +174,7 @@ def test_a_task_that_a_stranger_named_is_no_name_in_a_report(reports, tmp_path, 
         "compare", reports["eval"].parent, theirs, "-o", tmp_path / "out", capsys=capsys
     )
     assert (code, (tmp_path / "out").exists(), said.err.count("\n")) == (2, False, 1)
-    assert "items.jsonl is damaged: task" in said.err
+    assert "items.jsonl is damaged: task is not well formed" in said.err
 
 
 def opened(path, folder):

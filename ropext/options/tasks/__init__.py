@@ -21,7 +21,7 @@ from ropext.options.tasks.item import (
     repetition,
     running_text,
 )
-from ropext.options.tasks.own import SUFFIX, OwnTask, own_task
+from ropext.options.tasks.own import NAME, SUFFIX, OwnTask, own_task
 
 TASKS: tuple[Task, ...] = (
     passkey.TASK,
@@ -93,6 +93,7 @@ def all_named(words: Sequence[object]) -> tuple[str, ...]:
 
 __all__ = [
     "MOST_ITEMS",
+    "NAME",
     "RULER",
     "TASKS",
     "THIRTEEN",

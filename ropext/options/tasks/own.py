@@ -26,6 +26,8 @@ SHARED = 0.9  # of two inputs: from this share of a common beginning on, they ar
 MOST_QUESTIONS = 10_000  # of one task
 ANSWER_ROOM = 128  # tokens; the most that RULER's tasks give an answer
 LONGEST_NAME = 60  # characters
+# The name of any task. Results, which anyone may have written, are held against it.
+NAME = rf"[A-Za-z_][\w-]{{0,{LONGEST_NAME}}}"
 # Names of other numbers at a length; tests compare them with the metrics of results.
 RESERVED = (
     *("tail", "cumulative", "yarn", "bpb", "in_window", "gain", "kl", "agreement", "rounding"),
