@@ -75,7 +75,9 @@ def planned(config, name="MODEL", **options):
 def test_this_model_is_known_by_its_shape_and_name():
     named = "HuggingFaceTB/SmolLM2-135M-Instruct"
     for name in (named, "SmolLM2-135M-Instruct.Q4_1.gguf", "models/smollm2_135m_instruct"):
-        assert planned(SMOLLM2, name).measured.startswith("on this model, untrained YaRN at 2×: ")
+        assert planned(SMOLLM2, name).measured.startswith(
+            "on SmolLM2-135M-Instruct (this model, by its name and shape), untrained YaRN at 2×: "
+        )
     alike = planned(SMOLLM2, "SmolLM2-135M").measured
     assert alike.startswith("on SmolLM2-135M-Instruct (this model has its shape), ")
     other = planned(configs.LLAMA, named).measured
@@ -87,7 +89,7 @@ def test_the_line_has_the_measured_numbers():
     said = planned(SMOLLM2).measured
     percent = math.expm1(MEASURED["factors"]["2"]["yarn"]["worse"]["novels"]) * 100
     assert f": {percent:.2g} % more perplexity than truncated text on novels, " in said
-    assert "as much on manuals; 15 % of the needles found that truncation cuts off; " in said
+    assert "the same on manuals; 15 % of the needles found that truncation cuts off; " in said
     pi = planned(SMOLLM2, method="pi").measured
     assert "untrained pi at 2×: 142 % more perplexity" in pi
     assert "needles" not in pi

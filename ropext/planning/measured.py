@@ -33,9 +33,21 @@ def _percent(nats: float) -> str:
 
 
 def _more(nats: float) -> str:
-    if abs(nats) < EQUAL:
-        return "as much"
     return f"{_percent(nats)} {'more' if nats > 0 else 'less'}"
+
+
+def _compared(worse: Mapping[str, float]) -> str:
+    """Compare the perplexity of each kind of text with that of truncated text."""
+    kinds = list[str]()
+    for kind, nats in worse.items():
+        amount = _more(nats)
+        than = "than"
+        if abs(nats) < EQUAL:
+            amount = "the same"
+            than = "as"
+        whole = "" if kinds else f" perplexity {than} truncated text"
+        kinds.append(f"{amount}{whole} on {kind}")
+    return ", ".join(kinds)
 
 
 def _where(name: str, model: Model) -> str:
@@ -47,7 +59,7 @@ def _where(name: str, model: Model) -> str:
     if not is_alike:
         return f"{known['name']} (not this model)"
     if _letters(known["name"]) in _letters(name):
-        return "this model"
+        return f"{known['name']} (this model, by its name and shape)"
     return f"{known['name']} (this model has its shape)"
 
 
@@ -59,16 +71,13 @@ def twofold(name: str, model: Model, method: str) -> str:
     """Return what a method gave at 2 times the context; the result of YaRN if the method was not
     measured."""
     methods = _data()["factors"]["2"]
-    unknown = "" if method in methods else f" ({method} was not measured)"
-    if unknown:
+    unknown = ""
+    if method not in methods:
+        unknown = f" ({method} was not measured)"
         method = "yarn"
     seen = methods[method]
     scaling = f"untrained {KNOWN.get(method, method)} at 2×{unknown}"
-    kinds = list[str]()
-    for kind, nats in seen["worse"].items():
-        than = "" if kinds else " perplexity than truncated text"
-        kinds.append(f"{_more(nats)}{than} on {kind}")
-    parts = [", ".join(kinds)]
+    parts = [_compared(seen["worse"])]
     if "found" in seen:
         share = f"{seen['found'] * 100:.0f} %"
         parts.append(f"{share} of the needles found that truncation cuts off")
