@@ -16,7 +16,7 @@ from ropext.base.workdir import Flat, beside, release, remove
 from ropext.files.checkpoint.digests import check_unchanged
 from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, rewrite
 from ropext.files.checkpoint.staging import recover, remove_output
-from ropext.options.fields import CONTENT, FILES, NUMBERS, Options, reads
+from ropext.options.fields import CONTENT, FILES, NUMBERS, Options, Role, places_in, role_of
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.work import USED, RunContext
 from ropext.results.overlap import both, from_json, trained_in
@@ -25,17 +25,18 @@ from ropext.results.overlap import both, from_json, trained_in
 def section_key(name: str, options: Options | None, hashes: Hashes, *words: str) -> Flat:
     """Return the options of a section that decide its result, by dotted key.
 
-    Without `words` these are numbers and files. If an option names documents, its value is their
-    digest.
+    Without `words` these are numbers and files. If an option names documents or files of questions,
+    their digests decide.
     """
     if options is None:
         return {}
     how: dict[str, Any] = {"mode": "json", "by_alias": True, "exclude_none": True}
     key = options.deciding(*words or (NUMBERS, FILES), **how)
     key |= {k: hashes.of_data(place) for k, place in options.deciding(CONTENT, **how).items()}
-    for flag, places in reads(dict(options), type(options)).items():
-        if flag == "--tasks":
-            key["questions"] = [hashes.of_data(place) for place in places]
+    for field, info in type(options).model_fields.items():
+        if role_of(info) is Role.TASKS:
+            files = places_in(getattr(options, field))
+            key["questions"] = [hashes.of_data(place) for place in files]
     return {f"{name}.{k}": value for k, value in key.items() if value != []}
 
 
