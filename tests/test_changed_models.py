@@ -111,6 +111,24 @@ def test_without_an_output_any_file_that_was_written_is_a_change(place):
         ropext.evaluate(place / "out", show=touch("(base, short)"), **asked(place))
 
 
+def test_a_hard_link_to_the_weights_is_no_change_of_them(place):
+    extend(place, factor=2, method="yarn")
+    file = place / "out" / WEIGHTS
+    there = numbers(ropext.evaluate(place / "out", **asked(place)))
+    link = once(partial(os.link, file, place / "linked"))
+    done = ropext.evaluate(place / "out", show=link("(base, short)"), **asked(place))
+    assert numbers(done) == there
+
+    def rewrite():
+        """Write other weights of the same size, and give the file its old time."""
+        time = os.stat(file).st_mtime_ns
+        scale(file, 2.0)
+        os.utime(file, ns=(time, time))
+
+    with pytest.raises(InputError, match=r"model.safetensors is not as it was"):
+        ropext.evaluate(place / "out", show=once(rewrite)("(base, short)"), **asked(place))
+
+
 def test_the_states_of_the_base_are_kept_for_a_while_without_an_output(place):
     whole = ropext.evaluate(place / "base", place / "run", kl=True, **asked(place, base=None))
     alone = ropext.evaluate(place / "base", kl=True, **asked(place, base=None))

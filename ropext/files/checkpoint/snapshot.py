@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ropext import families
 from ropext.base import bundled
@@ -85,17 +85,31 @@ class NoWeights(InputError):
 
 
 # Device, inode, size, times of modification and of change: a write or a replacement alters one.
-State = tuple[int, ...]
+class State(NamedTuple):
+    """The values that change as soon as a file is written or replaced, and its number of names."""
+
+    device: int
+    inode: int
+    size: int
+    written: int  # nanoseconds, as is `changed`
+    changed: int
+    names: int
+
+    def is_link_of(self, before: "State | None") -> bool:
+        """Return whether the same file only got or lost a hard link since: `extend --link hard`
+        makes one, and the kernel then notes a change, too."""
+        return before is not None and self[:4] == before[:4] and self.names != before.names
 
 
 def state_of(status: os.stat_result) -> State:
-    """Return the values that change as soon as a file is written or replaced."""
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
+    """Return the state of a file."""
+    return State(
+        device=status.st_dev,
+        inode=status.st_ino,
+        size=status.st_size,
+        written=status.st_mtime_ns,
+        changed=status.st_ctime_ns,
+        names=status.st_nlink,
     )
 
 
