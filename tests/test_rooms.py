@@ -53,6 +53,7 @@ ABOVE_THE_LINE = (
 )
 BELOW_THE_LINE = (
     "proof",
+    "proof.sources",
     "models",
     "models.patching",
     "models.dequantising",

@@ -1,0 +1,76 @@
+"""Choose how to write and verify an output: a directory or a GGUF file."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ropext import proof
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import Call, Show
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.card import BaseName, Card, card_of
+from ropext.files.checkpoint.snapshot import INDEX
+from ropext.files.checkpoint.writing import DirectorySource, OutputSource
+from ropext.planning import ExtensionPlan
+from ropext.scaling.tables import Growth
+
+
+def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
+    """Return the source of the output `title` that a plan makes of a model.
+
+    A GGUF gives a file; any other snapshot gives a directory, with grown tables if the plan grows
+    them.
+    """
+    if snapshot.is_gguf:
+        from ropext.files.gguf import as_file  # late: a directory needs none of it
+        from ropext.files.gguf.writing import FileSource
+
+        return FileSource(as_file(snapshot), plan.main, plan.target)
+
+    def card(proved: JsonObject | None) -> Card:
+        return card_of(plan, BaseName.of(snapshot), title, proved)
+
+    growth = plan.growth
+    if growth is not None:
+        return _of_tables(snapshot, plan, growth, card, call)
+
+    def prove(directory: Path) -> JsonObject:
+        call.hooks.say("verifying: transformers builds the model from the written config")
+        own_code = call.trust_remote_code
+        return proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
+
+    return DirectorySource(snapshot, plan.config, prove, card)
+
+
+def _of_tables(
+    snapshot: Snapshot,
+    plan: ExtensionPlan,
+    growth: Growth,
+    card: Callable[[JsonObject | None], Card],
+    call: Call,
+) -> DirectorySource:
+    """Return the source of a checkpoint that rotates nothing."""
+    from ropext.files.schemes import growing  # late: no rotary model needs it
+
+    position_tables = growing.find_tables(snapshot, growth.positions)
+
+    def prove(directory: Path) -> JsonObject:
+        call.hooks.say(
+            "verifying: the bytes of all other tensors are compared, then transformers loads "
+            "the result"
+        )
+        compared = growing.compare_tables(snapshot, directory, growth, position_tables)
+        proved = proof.prove_table(
+            directory, growth.extended, trust_remote_code=call.trust_remote_code
+        )
+        return {**compared, **proved}
+
+    def write_anew(directory: Path, show: Show) -> list[str]:
+        stale = growing.grow_files(snapshot, directory, growth, position_tables, show)
+        why = "left out; transformers builds this buffer itself, at the new length"
+        return [f"{name}: {why}" for name in stale]
+
+    anew = list(dict.fromkeys(table.file for table in position_tables))
+    if anew and snapshot.index is not None:
+        anew.append(INDEX)
+    write = write_anew if anew else None
+    return DirectorySource(snapshot, plan.config, prove, card, anew=anew, write_anew=write)
