@@ -30,11 +30,11 @@ CEILINGS = {
     "docstrings and comments": {
         "words a sentence": 13.2,
         "above 35 words": 1.0,
-        "where for if": 2.5,
+        "where for if": 1.4,
         "one/that/those + clause": 2.2,
         "said, told, asked": 1.0,
         "stands, lies, goes on": 0.5,
-        "what as a noun": 2.0,
+        "what as a noun": 1.3,
         "of at the beginning": 1.2,
     },
     "messages and help": {

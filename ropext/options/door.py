@@ -277,8 +277,7 @@ _COMMAND = re.compile(
     r"(`[^`]*`|\bropext (?:compare|demo|eval|extend|finetune|fit|inspect|methods|plan|push|recipes"
     r"|run|serve|verify)\b[^;)]*)"
 )
-# A flag with its value, if what follows is one: a placeholder, a number, or the last word of a
-# clause.
+# A flag, and its value if a placeholder, a number or the last word of a clause follows.
 _WORD = r"[a-z][\w./-]*"
 _VALUE = rf"[A-Z][A-Z_]*\b|\d(?:[\w.,]*\w)?|{_WORD}(?:,{_WORD})*(?=[,;)]|: |:?$| --)"
 _FLAG = rf"(--[a-z][a-z-]*|-o)\b(?: ({_VALUE}))?"

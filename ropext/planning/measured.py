@@ -68,7 +68,7 @@ def _letters(name: str) -> str:
 
 
 def twofold(name: str, model: Model, method: str) -> str:
-    """Return what a method gave at 2 times the context; the result of YaRN if the method was not
+    """Return the results of a method at 2 times the context; those of YaRN if the method was not
     measured."""
     methods = _data()["factors"]["2"]
     unknown = ""

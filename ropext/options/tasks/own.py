@@ -155,8 +155,7 @@ class OwnQuestion:
         return max(room, answer)
 
     def size(self, prompt: int, answer: int) -> int:
-        """Return the tokens that the question takes: as stated, or what a tokenizer needs if that
-        is more."""
+        """Return the tokens that the question takes: as stated, or as counted if that is more."""
         if self.length is None:
             return prompt + max(ANSWER_ROOM, answer)
         return max(self.length, prompt + answer)
