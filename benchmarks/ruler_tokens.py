@@ -61,14 +61,14 @@ def counted() -> Iterator[list[int]]:
 def ours(model: str, task: str, length: int, items: int) -> int:
     check = TokenScorer.self_check
 
-    def no_progress(self: TokenScorer) -> Any:
+    def unseen(self: TokenScorer) -> Any:
         """Run the self-check without counting its tokens: it reads 48 for any input."""
         before = len(seen)
         manner = check(self)
         del seen[before:]
         return manner
 
-    TokenScorer.self_check = no_progress  # type: ignore[method-assign]
+    TokenScorer.self_check = unseen  # type: ignore[method-assign]
     with counted() as seen:
         evaluate(model, tasks=task, lengths=str(length), items=items)
     TokenScorer.self_check = check  # type: ignore[method-assign]

@@ -79,7 +79,7 @@ def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp
 
 
 def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):
-    no_progress = tmp_path / "not-seen-yet"
+    unseen = tmp_path / "not-seen-yet"
     sent, taken = [], []
     shared = step(tmp_path, kind=Shared, base="a")
     shared.taken = taken
@@ -88,10 +88,10 @@ def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):
     assert sent == [None, None]
     assert not StepDir.of(shared, tmp_path).do(from_first=first)
     # Another process does as the first says, whatever it sees itself.
-    assert not StepDir.of(shared, no_progress).do(rank=1, from_first=lambda left: sent[-1])
+    assert not StepDir.of(shared, unseen).do(rank=1, from_first=lambda left: sent[-1])
     assert StepDir.of(shared, tmp_path).do(rank=1, from_first=lambda left: None)
     assert taken == ["part"]
-    assert not no_progress.exists()
+    assert not unseen.exists()
 
 
 def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):

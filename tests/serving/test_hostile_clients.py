@@ -365,7 +365,7 @@ def test_four_requests_are_read_at_a_time_and_none_in_the_event_loop(loaded, mon
 # Connections
 
 
-def no_messages(port, sent=b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-a: "):
+def silent_connection(port, sent=b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-a: "):
     connection = socket.create_connection(("127.0.0.1", port), timeout=20)
     connection.sendall(sent)
     return connection
@@ -399,7 +399,9 @@ def test_connections_without_a_request_are_closed_and_streams_are_not(loaded, mo
         started, answer = client.open("/v1/completions", ASK | {"max_tokens": 100, "stream": True})
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
         kinds = (b"", b"GET /health HTTP/1.1\r\nX-a: ", head + b"\r\nContent-Length: 9\r\n\r\n{")
-        for connection in [no_messages(client.port, sent) for sent in kinds for _ in range(5)]:
+        for connection in [
+            silent_connection(client.port, sent) for sent in kinds for _ in range(5)
+        ]:
             assert is_closed(connection)
         lines = answer.read().decode().split("\n\n")
         started.close()
@@ -412,8 +414,8 @@ def test_a_connection_too_many_is_closed_and_the_others_are_answered(loaded, mon
 
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 10)
     with opened(loaded["yarn"]) as client:
-        held = [no_messages(client.port) for _ in range(10)]
-        assert all(is_closed(no_messages(client.port)) for _ in range(20))
+        held = [silent_connection(client.port) for _ in range(10)]
+        assert all(is_closed(silent_connection(client.port)) for _ in range(20))
         held[0].close()
         for _ in range(200):
             try:
