@@ -34,7 +34,9 @@ IF_ANY = {"json": "any"}  # left out if it is empty
 CONTAINER_LIMIT = 500_000
 
 # Real configs nest five deep. Anything near Python's recursion limit would fail in later steps.
-DEPTH_LIMIT = 64
+CONFIG_DEPTH_LIMIT = 64
+# ropext.json holds the config and its edits: what ropext writes for an allowed config must be read.
+DEPTH_LIMIT = CONFIG_DEPTH_LIMIT + 16
 
 # What transformers spells infinity as, which JSON lacks.
 INFINITY = {"__float__": "Infinity"}
@@ -152,9 +154,9 @@ def noun(error_type: str) -> str:
 # What strangers wrote.
 
 
-def read_object(path: Path) -> dict[str, Json]:
+def read_object(path: Path, levels: int = DEPTH_LIMIT) -> dict[str, Json]:
     """Read the JSON object in a file; everything else about it is an InputError of one sentence."""
-    return parse_object(read_bytes(path, CONFIG_LIMIT), str(path))
+    return parse_object(read_bytes(path, CONFIG_LIMIT), str(path), levels=levels)
 
 
 def read_redirected(path: Path) -> dict[str, Json]:
@@ -165,7 +167,12 @@ def read_redirected(path: Path) -> dict[str, Json]:
     return parse_object(data, str(path))
 
 
-def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> dict[str, Json]:
+def parse_object(
+    data: bytes,
+    name: str,
+    containers: int = CONTAINER_LIMIT,
+    levels: int = DEPTH_LIMIT,
+) -> dict[str, Json]:
     """Parse a JSON object. Refuse duplicate keys, NaN, Infinity and depth bombs.
 
     transformers' {"__float__": "Infinity"} is an object like any other and stays one.
@@ -190,7 +197,7 @@ def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> d
         kind = {list: "array", type(None): "null"}.get(type(value), type(value).__name__)
         raise InputError(f"{name} holds a JSON {kind}; expected an object")
     level: list[Json] = [value]
-    for _ in range(DEPTH_LIMIT):
+    for _ in range(levels):
         below = list[Json]()
         for container in level:
             children = container.values() if isinstance(container, dict) else container
@@ -198,7 +205,7 @@ def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> d
         if not below:
             return value
         level = below
-    raise InputError(f"{name} is nested more than {DEPTH_LIMIT} levels deep")
+    raise InputError(f"{name} is nested more than {levels} levels deep")
 
 
 LINE_LIMIT = 64 << 20  # bytes

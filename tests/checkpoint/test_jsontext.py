@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ropext.base.errors import InputError
-from ropext.base.jsontext import dump, parse_object, read_object
+from ropext.base.jsontext import CONFIG_DEPTH_LIMIT, dump, parse_object, read_object
 
 BAD = {
     "empty": (b"", "empty"),
@@ -26,7 +26,7 @@ BAD = {
     "UTF-16": ('{"a": 1}'.encode("utf-16"), "UTF-8"),
     "deep arrays": (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deep"),
     "deep objects": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "deep"),
-    "65 levels": (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "64 levels"),
+    "81 levels": (b'{"a": ' + b"[" * 80 + b"]" * 80 + b"}", "80 levels"),
     "containers": (b'{"a": [' + b"{}," * 500_000 + b"{}]}", "500,000"),
 }
 
@@ -43,7 +43,16 @@ def test_refused_in_one_sentence(tmp_path: Path, data: bytes, words: str):
 
 
 def test_deepest_allowed_is_read():
-    assert parse_object(b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}", "x")["a"]
+    assert parse_object(b'{"a": ' + b"[" * 79 + b"]" * 79 + b"}", "x")["a"]
+
+
+def test_a_config_may_be_64_levels_deep(tmp_path: Path):
+    path = tmp_path / "config.json"
+    path.write_bytes(b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}")
+    assert read_object(path, CONFIG_DEPTH_LIMIT)["a"]
+    path.write_bytes(b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}")
+    with pytest.raises(InputError, match="more than 64 levels"):
+        read_object(path, CONFIG_DEPTH_LIMIT)
 
 
 def test_transformers_spelling_of_infinity_is_kept():

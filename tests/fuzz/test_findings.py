@@ -18,7 +18,7 @@ from ropext.base.inputs import read_text
 from ropext.cli.output import as_json, visible
 from ropext.files import inspecting
 from ropext.files.checkpoint.card import BEGIN, END, Card, render
-from ropext.files.checkpoint.provenance import read_record
+from ropext.files.checkpoint.provenance import lineage, read_record
 from ropext.options.extend import parse_extend
 from ropext.results.model_index import figures
 from ropext.scaling import METHODS, forms
@@ -503,3 +503,15 @@ def test_a_null_that_an_extension_takes_away_is_no_size():
     made = plan(config, method="dynamic", factor=4.0)
     for line in made.overrides():
         assert "rope_scaling" not in (line.hf_overrides or {})
+
+
+def test_the_record_of_the_deepest_allowed_config_is_read(checkpoint):
+    deepest = 1
+    for _ in range(63):
+        deepest = {"deeper": deepest}
+    (checkpoint / "config.json").write_text(json.dumps(SMALL | {"model_max_length": deepest}))
+    once, twice = checkpoint.parent / "once", checkpoint.parent / "twice"
+    ropext.extend(str(checkpoint), once, factor=2, no_verify=True)
+    ropext.extend(str(once), twice, factor=4, again=True, no_verify=True)
+    assert read_record(once) is not None
+    assert len(lineage(read_record(twice))) == 2

@@ -15,7 +15,7 @@ from ropext import families
 from ropext.base import bundled
 from ropext.base.errors import InputError, UsageError
 from ropext.base.inputs import check_link, is_plain_name, read_bytes
-from ropext.base.jsontext import Json, parse_object, read_object
+from ropext.base.jsontext import CONFIG_DEPTH_LIMIT, Json, parse_object, read_object
 from ropext.families import Model, stock
 from ropext.families.model import Problem
 from ropext.files.checkpoint.foreign_parts import check_foreign_parts
@@ -411,7 +411,7 @@ def open_snapshot(
         index = _leave_other_sets(directory, inventory, _index(directory / INDEX))
         for file in LENGTH_FILES:
             if os.path.lexists(directory / f"{file}.json"):
-                small[file] = read_object(directory / f"{file}.json")
+                small[file] = read_object(directory / f"{file}.json", CONFIG_DEPTH_LIMIT)
     except OSError as error:  # a directory without permission, a name that is too long
         raise InputError(f"{name[:200]} cannot be read: {error.strerror}") from error
     snapshot = Snapshot(
@@ -539,7 +539,7 @@ def _config(directory: Path, model: str) -> dict[str, Json]:
             "directory"
         )
     check_link(path, directory)
-    config = read_object(path)
+    config = read_object(path, CONFIG_DEPTH_LIMIT)
     check_foreign_parts(config, str(path))
     return config
 
