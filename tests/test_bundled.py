@@ -41,7 +41,7 @@ def test_bundled_documents_are_the_lines_of_their_files(tmp_path, monkeypatch):
         ("ropext://", "is not among ropext's bundled model"),
     ],
 )
-def test_a_wrong_name_of_a_model_is_told_with_the_right_ones(name, words):
+def test_a_wrong_name_of_a_model_is_refused_with_the_right_ones(name, words):
     with pytest.raises(InputError) as caught:
         open_snapshot(name)
     assert words in str(caught.value)
@@ -54,7 +54,7 @@ def test_a_wrong_name_of_a_model_is_told_with_the_right_ones(name, words):
         ("ropext://demo", "is bundled model, not data"),
     ],
 )
-def test_a_wrong_name_of_data_is_told_with_the_right_ones(name, words):
+def test_a_wrong_name_of_data_is_refused_with_the_right_ones(name, words):
     with pytest.raises(InputError) as caught:
         list(read_documents(Source(name)))
     assert words in str(caught.value)
@@ -114,7 +114,7 @@ def homes(tmp_path, monkeypatch):
         ("~/renamed", "renamed"),
     ],
 )
-def test_a_gguf_is_found_where_people_have_it(homes, name, where):
+def test_a_gguf_is_found_in_the_folders_of_other_programs(homes, name, where):
     assert bundled.find_gguf(name).resolve() == homes[where].resolve()
 
 
@@ -132,14 +132,14 @@ def test_a_gguf_is_found_where_people_have_it(homes, name, where):
         ("ollama:evil", "names the model sha256:../../../made, which is not in"),
     ],
 )
-def test_what_ollama_does_not_have_is_one_sentence(homes, name, says, capsys):
+def test_a_model_that_ollama_lacks_gives_one_sentence(homes, name, says, capsys):
     code, said = run("inspect", name, capsys=capsys)
     assert (code, said.out, said.err.count("\n")) == (2, "", 1)
     with pytest.raises(InputError, match=says):
         bundled.find_gguf(name)
 
 
-def test_a_name_that_lm_studio_does_not_have_comes_with_those_that_it_has(homes, tmp_path):
+def test_a_name_unknown_to_lm_studio_lists_the_known_ones(homes, tmp_path):
     folder = tmp_path / ".lmstudio/models"
     with pytest.raises(InputError) as caught:
         bundled.find_gguf("small.Q4_0.gguf")
@@ -152,7 +152,7 @@ def test_a_name_that_lm_studio_does_not_have_comes_with_those_that_it_has(homes,
         bundled.find_gguf("small.Q4_0.gguf")
 
 
-def test_folders_are_where_their_programs_say(homes, tmp_path, monkeypatch):
+def test_folders_are_in_the_places_that_their_programs_document(homes, tmp_path, monkeypatch):
     (tmp_path / ".ollama/models").rename(tmp_path / "elsewhere")
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "elsewhere"))
     assert bundled.find_gguf("ollama:small").parent == tmp_path / "elsewhere/blobs"
@@ -182,7 +182,7 @@ def test_a_split_model_of_lm_studios_is_named_by_its_first_part(homes, tmp_path)
     assert bundled.find_gguf(str(folder)) == folder / parts[0]
 
 
-def test_a_projector_beside_the_file_is_named(homes, capsys):
+def test_a_projector_next_to_the_file_is_named(homes, capsys):
     assert "mmproj" not in run("plan", "renamed", "--factor", "2", capsys=capsys)[1].out
     (homes["renamed"].parent / "mmproj-F16.gguf").write_bytes(b"GGUF")
     said = run("plan", "renamed", "--factor", "2", capsys=capsys)[1].out

@@ -82,7 +82,7 @@ def test_another_model_at_its_path_gets_no_number_under_the_old_one(place):
     assert numbers(again) == numbers(ropext.evaluate(place / "out", **asked(place)))
 
 
-def test_the_same_content_written_anew_is_the_same_model(place):
+def test_the_same_content_written_again_is_the_same_model(place):
     extend(place, factor=2, method="yarn")
     again = once(partial(extend, place, factor=2, method="yarn"))
     before = os.stat(place / "out").st_ino

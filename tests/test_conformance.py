@@ -82,7 +82,7 @@ def plain(family):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3", "glm4", "phi3"])
-def test_what_is_expected_is_the_papers_and_what_ropext_plans(family):
+def test_the_expected_values_equal_the_papers_and_the_plan(family):
     for form in (conformance.PLAIN, *conformance.FORMS):
         try:
             config = conformance.extended(plain(family), form) if form in FORMS else plain(family)
@@ -136,7 +136,7 @@ def test_a_reader_without_scaling_is_found_in_every_form(kit):
         ), (name, said)
 
 
-def test_every_bug_is_told_from_the_right_reading(kit):
+def test_every_bug_differs_from_the_right_reading(kit):
     expected = read_json(kit / "expected.json")
     told = {}
     for family, forms in expected["families"].items():
@@ -196,7 +196,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_the_script_writes_the_same_bytes_and_replaces_only_when_told(kit, tmp_path, capsys):
+def test_the_script_writes_the_same_bytes_and_replaces_only_on_request(kit, tmp_path, capsys):
     output = tmp_path / "own"
     words = ["-o", str(output), "--family", "llama"]
     conformance.main(words)
@@ -242,7 +242,7 @@ def test_readers_import_nothing_of_ropext():
         assert not re.search(r"^\s*(import|from) ropext", path.read_text("utf-8"), re.M), path
 
 
-def test_what_a_family_cannot_carry_is_left_out():
+def test_forms_that_a_family_cannot_hold_are_left_out():
     with pytest.raises(RopextError, match="mscale_all_dim"):
         conformance.extended(plain("llama"), "yarn-mscale")
 

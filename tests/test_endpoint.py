@@ -194,7 +194,7 @@ def test_a_right_server_passes(kind: str, directory: Path, right) -> None:
     assert result.model == "tiny"
 
 
-def test_a_server_of_the_base_is_held_against_a_saved_plan(
+def test_a_server_of_the_base_is_compared_with_a_saved_plan(
     directory: Path, right, unscaled, tmp_path, monkeypatch, capsys
 ) -> None:
     """The override makes the base's weights equal the written checkpoint; no copy exists."""
@@ -330,7 +330,7 @@ def test_a_server_far_from_every_neighbour_is_wrong(demos, extended, capsys) -> 
     assert (code, check["passed"]) == (3, False)
 
 
-def test_two_readings_are_told_apart_by_hand() -> None:
+def test_two_readings_are_distinguished_by_hand() -> None:
     """A regression through the origin: one candidate, four prompts, the way there is 1, 1, 2, 2."""
     near = Neighbour("other", {}, decides=True)
     plan = [[0.0]] * 4
@@ -347,7 +347,7 @@ def test_two_readings_are_told_apart_by_hand() -> None:
     assert not judge(near, plan, plan, [[1e-4]] * 4).is_excluded
 
 
-def test_where_the_prompts_lie_that_differ_is_named(directory: Path, right, unscaled) -> None:
+def test_the_place_of_differing_prompts_is_named(directory: Path, right, unscaled) -> None:
     def mixed(ids: list[int]) -> list[float]:
         return unscaled(ids) if len(ids) > 100 else right(ids)
 
@@ -375,7 +375,7 @@ def test_requests_hold_plain_prompts_and_the_key(directory: Path, right, monkeyp
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_a_short_limit_is_told_before_any_prompt(kind: str, directory: Path, right) -> None:
+def test_a_short_limit_is_reported_before_any_prompt(kind: str, directory: Path, right) -> None:
     asked: list = []
     with (
         serving(kind, right, limit=CONTEXT, requests=asked) as url,
@@ -413,7 +413,7 @@ def test_no_server(directory: Path, right) -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "model.gguf", "plan.json"])
-def test_a_dead_port_is_told_before_anything_is_opened(name, tmp_path, capsys) -> None:
+def test_a_dead_port_is_reported_before_anything_is_opened(name, tmp_path, capsys) -> None:
     """None of these files holds what its name promises, so opening one is another mistake."""
     (tmp_path / name).write_bytes(b"nothing")
     with serving("vllm", None) as url:
@@ -505,7 +505,7 @@ def saying(body: bytes):
     return answer
 
 
-def test_a_key_is_not_sent_on_to_where_a_server_redirects(monkeypatch):
+def test_a_key_is_not_sent_to_the_target_of_a_redirect(monkeypatch):
     """A server that hands the request on to another is refused, and gets no second one."""
     seen = []
 
@@ -579,7 +579,7 @@ def test_a_byte_now_and_then_ends_at_the_deadline_of_the_whole_answer(where):
             next_token(hasty, "tiny", [3])
 
 
-def test_what_came_before_the_deadline_is_no_whole_answer():
+def test_an_answer_cut_by_the_deadline_is_not_whole():
     """Where the reading thread saw the deadline first, it gave the half as the answer."""
 
     def drip(handler) -> None:
@@ -647,7 +647,7 @@ def verify_file(file: Path, url: str, capsys) -> tuple[int, str]:
         ("near", "near", 6, "the plain base: not excluded"),
     ],
 )
-def test_a_server_is_asked_about_a_gguf(files, by_directory, capsys, file, served, code, says):
+def test_a_server_is_compared_with_a_gguf(files, by_directory, capsys, file, served, code, says):
     asked: list = []
     limit = 1024 if file == "yarn" else 258
     with serving("llama.cpp", by_directory[served], limit, asked) as url:
@@ -662,7 +662,7 @@ def test_a_server_is_asked_about_a_gguf(files, by_directory, capsys, file, serve
 @pytest.mark.parametrize(
     ("untold", "code", "says"), [(1, 0, "after 10 prompts"), (3, 2, "after only 3 of 8")]
 )
-def test_llama_server_tells_nothing_where_the_next_token_is_no_whole_character(
+def test_llama_server_gives_nothing_if_the_next_token_is_no_whole_character(
     files, by_directory, capsys, untold, code, says
 ):
     """Some of its answers may be missing, not most."""
@@ -674,7 +674,7 @@ def test_llama_server_tells_nothing_where_the_next_token_is_no_whole_character(
     assert (given, says in said) == (code, True), said
 
 
-def test_a_gguf_served_with_too_short_a_context_is_told_before_any_prompt(files, capsys):
+def test_a_gguf_served_with_too_short_a_context_is_reported_before_any_prompt(files, capsys):
     asked: list = []
     with serving("llama.cpp", None, 256, asked) as url:
         code, said = verify_file(files / "yarn.gguf", url, capsys)
@@ -684,7 +684,7 @@ def test_a_gguf_served_with_too_short_a_context_is_told_before_any_prompt(files,
 
 @pytest.mark.skipif("LLAMA_SERVER" not in os.environ, reason="LLAMA_SERVER names no llama-server")
 @pytest.mark.parametrize("file", [*GGUF_FORMS, "q8"])
-def test_a_real_llama_server_reads_the_file_and_is_caught_where_it_is_told_not_to(
+def test_a_real_llama_server_reads_the_file_and_an_override_is_detected(
     files, tmp_path, capsys, file
 ):
     """What lets it read the base instead are its flags; a theta and divisors have none."""

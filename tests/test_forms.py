@@ -135,7 +135,7 @@ def test_proportional() -> None:
     assert_reads(params, truth.proportional(DIM, THETA, 0.3, 8.0))
 
 
-def test_attention_factor_is_ignored_where_stock_ignores_it() -> None:
+def test_the_attention_factor_is_ignored_if_stock_ignores_it() -> None:
     for params in (
         {"rope_type": "linear", "factor": 4.0},
         {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0} | LENGTHS,
@@ -181,7 +181,7 @@ def test_deepseek_softmax_in_every_scaled_form(kind: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_broken_dict_is_told_in_one_sentence(params: dict[str, Any], told: str) -> None:
+def test_a_broken_dict_gives_one_sentence(params: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError) as caught:
         read(params)
     message = str(caught.value)
@@ -351,7 +351,7 @@ def test_deepseek_extended_again_counts_from_its_original_context() -> None:
     assert params["factor"] == 80.0
 
 
-def test_native_knobs_are_written_only_where_stock_reads_them() -> None:
+def test_native_keys_are_written_only_if_stock_reads_them() -> None:
     """`truncate: false` is lost inside a nested dict, so another form carries the same spectrum."""
     knobs = scaling.find("yarn").knobs(truncate=False)
     for nested, kind in ((False, "yarn"), (True, "longrope")):
@@ -381,7 +381,7 @@ def test_the_first_form_that_the_family_and_the_loaders_read_is_taken() -> None:
     assert kind(("default",)) is None
 
 
-def test_a_native_dict_that_says_something_else_is_never_used() -> None:
+def test_a_native_dict_that_contradicts_the_plan_is_never_used() -> None:
     asked = scaling.scale(ROPE, "yarn", TARGET, scaling.find("yarn").knobs(), None)
     wrong = {"rope_type": "yarn", "rope_theta": THETA} | LENGTHS | {"factor": 3.99}
     params = next(forms.candidates(ROPE, scaling.compose(ROPE, asked, TARGET), TARGET, wrong))

@@ -119,7 +119,7 @@ FIRST = [
 
 
 @pytest.mark.slow
-def test_what_fails_hangs_or_dies_is_noted_and_the_rest_goes_on(clone, tmp_path):
+def test_a_case_that_fails_hangs_or_dies_is_noted_and_the_rest_continues(clone, tmp_path):
     out = tmp_path / "out"
     printed = call(clone, "--dry-run", "-o", out)
     assert outcomes(out) == FIRST
@@ -143,7 +143,7 @@ def test_what_fails_hangs_or_dies_is_noted_and_the_rest_goes_on(clone, tmp_path)
     assert sorted(again) == sorted(case for case in FIRST if case[0] == "correctness")
 
 
-def test_the_page_of_a_dry_run_claims_nothing_and_shows_what_failed(clone, tmp_path):
+def test_the_page_of_a_dry_run_claims_nothing_and_shows_failures(clone, tmp_path):
     call(clone, "--dry-run", "-o", tmp_path / "out", "--only", "correctness")
     page = call(clone, "--page", tmp_path / "out")
     assert "**No GPU has run this yet.**" in page
@@ -209,7 +209,7 @@ def test_the_parent_loads_neither_torch_nor_ropext():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_flops_are_those_that_torch_counts(tied, monkeypatch):
+def test_flops_equal_torchs_count(tied, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import eval_gpu
     import torch

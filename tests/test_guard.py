@@ -82,7 +82,7 @@ def test_places_that_only_look_alike_are_apart(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "sub/x.jsonl", "folder"])
-def test_what_links_lead_to_is_read_too(tmp_path, name):
+def test_targets_of_links_are_read_too(tmp_path, name):
     (tmp_path / "X/folder").mkdir(parents=True)
     (tmp_path / "S" / name).parent.mkdir(parents=True)
     (tmp_path / "S" / name).symlink_to(tmp_path / "X" / Path(name).name)
@@ -213,7 +213,7 @@ class Stop(RopextError):
 
 
 @pytest.mark.parametrize(("name", "option"), PATHS, ids=["-".join(own) for own in PATHS])
-def test_every_place_is_told_the_guard(tmp_path, monkeypatch, name, option):
+def test_every_place_is_given_to_the_guard(tmp_path, monkeypatch, name, option):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(bundled.MODELS["ropext://demo"], "base")
     checkpoint(tmp_path / "ext")

@@ -51,7 +51,7 @@ def test_no_count_is_above_its_ceiling():
         ("if plan.growth is None: pass", "species tests"),
     ],
 )
-def test_each_count_sees_what_it_counts(code, name):
+def test_each_count_finds_its_planted_case(code, name):
     counts = house.Counts()
     counts.add_file(code)
     found = {key: value for key, value in counts.table().items() if value and key in CEILINGS}
@@ -59,7 +59,7 @@ def test_each_count_sees_what_it_counts(code, name):
     assert set(found) == {name}
 
 
-def test_what_is_not_packed_is_not_counted():
+def test_unpacked_files_are_not_counted():
     counts = house.Counts()
     counts.add_file("a, b = f()\nc = 1, 2\ndef g(self, a, b, c, d, e, f): pass")
     table = counts.table()

@@ -162,7 +162,7 @@ def test_frequencies_that_follow_the_length_are_known_by_the_original_ones(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", ["yarn", "ntk", "dynamic"])
-def test_a_patched_model_that_is_cast_computes_what_the_saved_one_does(
+def test_a_patched_model_that_is_cast_computes_the_same_as_the_saved_one(
     place, tmp_path, dtype, method
 ):
     model = ropext.patch(loaded(place), factor=4, method=method).to(dtype)

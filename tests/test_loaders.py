@@ -69,7 +69,7 @@ def reading(loader: str, version: str, family: str, params: dict, **facts: objec
 
 
 @pytest.mark.parametrize("kind", sorted(set(DICTS) - {"v5-only"}))
-def test_a_rope_dict_is_known_by_what_it_holds(kind: str):
+def test_a_rope_dict_is_recognised_by_its_keys(kind: str):
     assert loaders.kind_of(DICTS[kind]) == kind
 
 
@@ -119,7 +119,7 @@ def test_a_composite_that_was_read_speaks_for_itself():
     assert "could not be run: " in found.why
 
 
-def test_what_was_read_or_run_in_parts_is_told_as_that():
+def test_partial_reads_and_runs_are_reported_as_partial():
     for loader, family, kind in (("llama.cpp", "qwen3", "dynamic"), ("trt-llm", "llama", "yarn")):
         found = reading(loader, "", family, DICTS[kind])
         assert found.evidence == "source"
@@ -130,7 +130,7 @@ def test_what_was_read_or_run_in_parts_is_told_as_that():
     assert "not the engine" in built.why
 
 
-def test_the_helper_keys_decide_where_a_loader_reads_nothing_else():
+def test_the_helper_keys_decide_if_a_loader_reads_nothing_else():
     """Other people's dicts without attn_factor or short_mscale lose the attention factor there."""
     bare = {k: v for k, v in DICTS["yarn-custom"].items() if k != "attn_factor"}
     for loader, version in (("vllm", "0.11"), ("sglang", "0.5.23")):
@@ -227,7 +227,7 @@ def test_exact_in():
     assert not loaders.exact_in(("transformers", "transformers==4.44"), "llama", YARN)
 
 
-def test_what_engines_said_has_the_shape_of_the_table():
+def test_measured_outcomes_have_the_shape_of_the_table():
     engines = json.loads(make_loaders.MEASURED.read_text("utf-8"))
     columns = {f"{reader.loader} {reader.versions}" for reader in loaders.readers()}
     assert engines.keys() <= columns
@@ -283,7 +283,7 @@ def test_for_vllm_and_llama_cpp_answers_for_each_family(family: str):
     assert {rows[name].verdict for name in names} == {"same"}
 
 
-def test_a_refusal_is_about_the_form_that_was_asked_for(monkeypatch):
+def test_a_refusal_names_the_requested_form(monkeypatch):
     """Where a yarn is known to be misread, nobody asks how a longrope in its place is read."""
     (mlx,) = loaders.select("mlx")
     cells = {"yarn": table.TableCell("different", "by a ramp of its own")}
@@ -375,14 +375,14 @@ def test_serving_lines_of_a_yarn():
     assert not any(line.note for line in found.values())
 
 
-def test_serving_lines_name_what_a_server_takes_by_itself():
+def test_serving_lines_name_the_servers_own_limit():
     assert "65536 tokens" in lines("linear")["vllm"].note
     assert "65536 tokens" in lines("linear")["sglang"].note
     assert "4096 tokens" in lines("longrope")["vllm"].note
     assert lines("longrope")["sglang"].note == ""
 
 
-def test_serving_lines_give_a_sentence_where_a_loader_differs():
+def test_serving_lines_give_a_sentence_if_a_loader_differs():
     gguf = lines("longrope")["llama.cpp"]
     assert "ropext extend dir.gguf --like out/dir" in gguf.command  # its converter ignores it
     gguf = lines("longrope", family="qwen2")["llama.cpp"]  # which has no divisors
@@ -402,7 +402,7 @@ def test_serving_lines_give_a_sentence_where_a_loader_differs():
     assert "--yarn-beta-fast 16 --yarn-beta-slow 2" in flags
 
 
-def test_serving_lines_say_what_was_not_measured():
+def test_serving_lines_name_unmeasured_engines():
     out = serving(loaders.ServedDirectory("d", "olmoe"), YARN, context=ORIGINAL, target=16384)
     (vllm,) = [line for line in out if line.loader == "vllm"]
     assert vllm.command
@@ -441,7 +441,7 @@ def test_how_far_each_form_travels_is_as_the_page_says():
         assert re.search(rf"^\| {re.escape(row)} {readers[kind]}\b", section, re.M), row
 
 
-def test_the_rendered_table_shows_what_the_lookups_say():
+def test_the_rendered_table_equals_the_lookups():
     rendered = make_tables.loaders()
     row = next(line for line in rendered.splitlines() if line.startswith("| vllm 0.32-0.33 "))
     assert row.count("same") == 8

@@ -64,12 +64,12 @@ def reading(family, name, params=YARN):
     return [row for reader, row in rows if reader in loaders.select(name)]
 
 
-def test_the_table_is_what_the_builder_makes_of_its_two_files():
+def test_the_table_equals_the_builders_output():
     text = make_loaders.text_of(make_loaders.merge(FACTS, MEASURED))
     assert make_loaders.TABLE.read_text("utf-8") == text, "run scripts/make_loaders.py"
 
 
-def test_a_fact_where_an_engine_was_measured_is_heard(with_facts):
+def test_a_fact_by_hand_about_a_measured_cell_is_used(with_facts):
     """It had no effect, and every test passed."""
     said = refusal(fact())
     assert "mlx MLX-LM 0.32.2, smollm3, yarn: a fact says different (a ramp of its own)" in said

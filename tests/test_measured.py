@@ -98,7 +98,7 @@ def test_the_line_has_the_measured_numbers():
     )
 
 
-def test_who_trains_or_goes_far_is_told_otherwise():
+def test_training_and_far_targets_get_other_advice():
     assert planned(SMOLLM2, finetune="books.jsonl").measured == ""
     assert planned(SMOLLM2, length_only=True).measured == ""
     assert planned(SMOLLM2, factor=3.9).measured

@@ -107,7 +107,7 @@ def read(loaded):
 
 
 @pytest.mark.parametrize(("make", "options"), CASES.values(), ids=CASES)
-def test_the_printed_line_computes_what_the_written_checkpoint_does(tmp_path, make, options):
+def test_the_printed_line_computes_the_same_as_the_written_checkpoint(tmp_path, make, options):
     base, out, lines = write(tmp_path, make, options)
     line = lines["transformers"]
     written = read(AutoModelForCausalLM.from_pretrained(out))
@@ -141,7 +141,7 @@ def told_alike(served, written, plain):
 
 @pytest.mark.skipif("VLLM" not in os.environ, reason="`.ci/slow loaders` runs it")
 @pytest.mark.parametrize(("make", "options"), CASES.values(), ids=CASES)
-def test_vllm_computes_by_its_line_what_it_does_of_the_written_checkpoint(tmp_path, make, options):
+def test_vllm_computes_the_same_by_its_line_and_from_the_checkpoint(tmp_path, make, options):
     """By its engine; a composite, which its CPU build does not open, by its classes."""
     base, out, lines = write(tmp_path, make, options)
     ids, answer = tmp_path / "ids.npy", tmp_path / "answer.npz"
@@ -212,7 +212,7 @@ def test_sglang_rotates_by_its_lines_as_it_does_by_the_written_checkpoints(tmp_p
         ),
     ],
 )
-def test_a_file_is_told_its_keys(tmp_path, arch, options, flags):
+def test_the_keys_of_a_file_are_named(tmp_path, arch, options, flags):
     path = making.write(tmp_path / "my model.gguf", arch)
     (line,) = inspecting.plan(str(path), target=1024, **options).overrides()
     assert (line.loader, bool(line.command)) == ("llama.cpp", bool(flags))
@@ -267,7 +267,7 @@ def test_the_lines_are_data_too():
     assert {*inside[0].hf_overrides} == {"text_config"}
 
 
-def test_engines_are_told_the_same_and_only_those_that_read_it():
+def test_only_engines_that_read_it_are_listed_and_alike():
     made = make_plan(configs.LLAMA, Extend(method="yarn", factor=4.0), "some/model")
     lines = {line.loader: line for line in made.overrides()}
     vllm = shlex.split(lines["vllm"].command)

@@ -24,7 +24,7 @@ STEPS = runpy.run_path(str(ROOT / "scripts/dockerfile_steps.py"), run_name="step
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
 
 
-def test_what_the_image_copies_is_there_and_not_ignored():
+def test_the_files_that_the_image_copies_exist_and_are_not_ignored():
     ignored = (ROOT / ".dockerignore").read_text("utf-8").split()
     sources = [name for names, _ in STEPS["copied"](DOCKERFILE) for name in names]
     assert {"ropext", "recipes", "pyproject.toml", "constraints.txt"} <= set(sources)
@@ -247,7 +247,7 @@ def _brought(packages):
     return found
 
 
-def test_a_gguf_is_extended_where_only_the_light_installation_is(tmp_path):
+def test_a_gguf_is_extended_with_the_light_installation_alone(tmp_path):
     text = (ROOT / "docs/gguf.md").read_text("utf-8")
     line = re.search(r"^pip install (.+) && pip install --no-deps \.$", text, re.M)[1]
     brought = _brought(line.split())

@@ -252,7 +252,7 @@ def test_save_refuses_weights_that_are_not_finite(tmp_path: Path, wrong: float) 
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
-def test_a_pair_may_stand_still(tmp_path: Path) -> None:
+def test_a_pair_may_have_frequency_zero(tmp_path: Path) -> None:
     """transformers spells its factor, infinity, as an object."""
     tiny("llama", tmp_path / "base")
     model = auto_class("llama").from_pretrained(tmp_path / "base")
@@ -324,7 +324,7 @@ def test_save_writes_the_record_that_extend_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_what_save_wrote_is_pushed_with_a_card(tmp_path: Path, trained: bool) -> None:
+def test_an_output_of_save_is_pushed_with_a_card(tmp_path: Path, trained: bool) -> None:
     base = tmp_path / "base"
     tiny("llama", base)
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n# The base\n\nIts text.\n")
@@ -384,7 +384,7 @@ def test_save_refuses_an_extension_that_was_taken_back(tmp_path: Path) -> None:
     assert ropext.save(model, tmp_path / "saved").is_dir()
 
 
-def test_save_gives_a_directory_its_name_when_stock_computes_what_the_plan_says(
+def test_save_gives_a_directory_its_name_if_stock_computes_the_plan(
     tmp_path: Path,
 ) -> None:
     tiny("llama", tmp_path / "base")

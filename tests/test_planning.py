@@ -94,7 +94,7 @@ def test_deepseek_keeps_its_softmax_pair_under_every_method():
     assert any(f"goes from {now:.6g} to {new:.6g}" in warning for warning in shorter.warnings)
 
 
-def test_what_phi_3_cannot_read_is_written_as_longrope():
+def test_phi_3_gets_other_forms_written_as_longrope():
     for method in ("pi", "by-parts", "yarn"):
         assert plan(configs.PHI3, method=method).main.params["rope_type"] == "longrope"
     assert plan(configs.PHI3, method="ntk").main.params["rope_type"] == "default"
@@ -110,7 +110,7 @@ def test_a_temperature_finds_a_form_that_carries_it():
     assert ntk.main.wanted.inv_freq[-1] == pytest.approx(10000.0 ** (-126 / 128) / 4, rel=1e-9)
 
 
-def test_for_a_loader_only_what_it_reads_exactly_is_carried():
+def test_for_a_loader_only_forms_that_it_reads_exactly_are_written():
     assert plan(configs.LLAMA, for_loaders=("llama.cpp",)).main.params["rope_type"] == "yarn"
     with pytest.raises(NotExpressible) as caught:
         plan(configs.LLAMA31, for_loaders=("llama.cpp",))
@@ -119,7 +119,7 @@ def test_for_a_loader_only_what_it_reads_exactly_is_carried():
         plan(configs.LLAMA, temperature=0.5, for_loaders=("llama.cpp",))
 
 
-def test_a_refusal_names_what_the_loader_would_read():
+def test_a_refusal_names_the_form_that_the_loader_reads():
     with pytest.raises(NotExpressible, match="--from-original --target 524288 --method yarn"):
         plan(configs.LLAMA31, for_loaders=("llama.cpp",))
     with pytest.raises(NotExpressible, match=r"these methods can: pi, ntk, dynamic$"):
@@ -151,7 +151,7 @@ def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
     assert plan(olmoe, for_loaders=("vllm",), even_so=True).main.scaled
 
 
-def test_loaders_choose_where_no_method_is_named():
+def test_loaders_choose_if_no_method_is_named():
     """CTranslate2 and MLX-LM (in Qwen 3 MoE) read a theta and no ramp."""
     assert plan(configs.LLAMA, for_loaders=("vllm",)).method == "yarn"
     assert plan(configs.LLAMA, for_loaders=("vllm", "exllamav2")).method == "llama3"
@@ -162,7 +162,7 @@ def test_loaders_choose_where_no_method_is_named():
         plan(configs.LLAMA, method="yarn", for_loaders=("exllamav2",))
 
 
-def test_what_is_taken_where_no_method_is_named_is_what_is_recommended():
+def test_the_default_method_is_the_recommended_one():
     """It has the given knobs, and carries a requested attention factor."""
     tiny = configs.LLAMA | {"hidden_size": 128, "num_attention_heads": 16, "head_dim": 8}
     for config in (configs.LLAMA, configs.LLAMA31, configs.GEMMA2, configs.QWEN2, tiny):
@@ -182,7 +182,7 @@ def test_yarn_is_taken_at_every_factor():
     assert plan(configs.LLAMA31, from_original=True, factor=2.0).method == "yarn"
 
 
-def test_a_recommendation_says_what_and_how_sure():
+def test_a_recommendation_names_its_method_and_its_certainty():
     what = plan(configs.LLAMA, factor=2.0).recommendation.reason
     assert what.startswith(
         "the default without training; written as yarn, exact in all measured engines but exllamav2"
@@ -191,7 +191,7 @@ def test_a_recommendation_says_what_and_how_sure():
     assert ". " not in plan(configs.LLAMA, finetune="books.jsonl").recommendation.reason
 
 
-def test_the_recommendation_differs_where_the_reasons_do():
+def test_the_recommendation_differs_if_the_reasons_do():
     chosen = {
         "plain": plan(configs.LLAMA),
         "finetuned": plan(configs.LLAMA, finetune="books.jsonl"),
@@ -221,7 +221,7 @@ def test_the_recommendation_differs_where_the_reasons_do():
     }
 
 
-def test_the_plan_says_where_scaling_cannot_help_and_extend_asks():
+def test_the_plan_warns_if_scaling_cannot_help_and_extend_wants_a_confirmation():
     made = plan(configs.MISTRAL_WINDOWED)
     assert made.recommendation.method == "none"
     said = made.to_json()
@@ -304,7 +304,7 @@ def test_a_method_that_moves_no_pair_is_refused_as_such():
     assert plan(configs.LLAMA, method="abf", theta=10000.0, temperature=0.64).target
 
 
-def test_where_no_pair_needs_scaling_the_length_alone_is_recommended():
+def test_the_length_alone_is_recommended_if_no_pair_needs_scaling():
     """The slowest pair of Gemma 4 turns 131072 / (2 pi 1e6^(126/512)) = 696.3 times."""
     turned = 131072 / (2 * math.pi * 1e6 ** (126 / 512))
     assert turned == pytest.approx(696.3, abs=0.1)
@@ -332,7 +332,7 @@ def reason(config, **options):
     return plan(config, **options).recommendation.reason
 
 
-def test_reasons_say_what_is_written():
+def test_reasons_describe_the_written_config():
     wish = {"for_loaders": ("llama.cpp", "exllamav2"), "finetune": "books.jsonl"}
     tuned = reason(configs.LLAMA, method="llama3", **wish)
     assert tuned.startswith("the default for training; yarn: cannot be")
@@ -346,7 +346,7 @@ def test_reasons_say_what_is_written():
 
 
 @pytest.mark.parametrize("name", [n for n in vars(configs) if n.isupper() and n != "GPT2"])
-def test_every_reason_agrees_with_the_plan_of_what_it_recommends(name):
+def test_every_reason_agrees_with_the_plan_of_the_recommended_method(name):
     config = vars(configs)[name]
     for wish in ({}, {"finetune": "x.jsonl"}, {"for_loaders": ("llama.cpp",)}):
         for method in ("yarn", "ntk", "pi"):
@@ -374,7 +374,7 @@ def test_a_refusal_names_the_form_that_works():
         plan(configs.LLAMA, method="yarn", for_loaders=("vllm", "ctranslate2"))
 
 
-def test_a_model_without_rotary_embedding_is_refused_with_what_it_would_take():
+def test_a_model_without_rotary_embedding_is_refused_with_the_reason():
     with pytest.raises(UnsupportedModel, match="learned table"):
         plan(configs.GPT2)
 
@@ -386,7 +386,7 @@ def test_ntk_needs_more_than_one_pair():
     assert plan(tiny, method="pi").main.params["rope_type"] == "linear"
 
 
-def test_float32_angles_are_off_by_what_the_plan_states_and_more():
+def test_float32_angles_are_off_by_at_least_the_plans_figure():
     """In the float32 of transformers' and ggml's formulas."""
     target, dim, theta = 2**20, 128, configs.LLAMA["rope_theta"]
     pairs = np.arange(0, dim, 2)
@@ -441,7 +441,7 @@ def test_phimoe_is_judged_with_the_keys_that_are_written():
         assert plan(phimoe, method=method, for_loaders=("transformers",)).main.scaled
 
 
-def test_what_is_written_reads_back_as_what_was_wanted():
+def test_the_written_form_reads_back_as_the_wanted_spectrum():
     for config in (configs.LLAMA, configs.LLAMA31, configs.DEEPSEEK_V3, configs.PHI3):
         for method in NO_INPUT:
             made = plan(config, method=method)
@@ -509,7 +509,7 @@ def test_mrope_takes_a_yarn_or_a_theta(kind):
     assert not any("mrope" in w.lower() for w in plan(configs.QWEN2).warnings)
 
 
-def test_a_scaled_mrope_goes_on_with_a_form_that_keeps_it():
+def test_a_scaled_mrope_is_extended_in_a_form_that_keeps_it():
     scaled = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768}
     scaled |= {"mrope_section": [16, 24, 24]}
     text = {"max_position_embeddings": 65536, "head_dim": 128, "rope_theta": 1e6}
@@ -611,7 +611,7 @@ def untrained(tmp_path):
     return place, warned
 
 
-def test_too_far_for_what_nobody_trains_is_said_from_four_times_on(untrained):
+def test_the_far_warning_begins_at_four_times(untrained):
     _, warned = untrained
     assert warned(configs.LLAMA, target=16383) == ""  # of 4,096 tokens
     assert warned(configs.LLAMA, target=16384).startswith("[far] 4× the context")
@@ -626,7 +626,7 @@ def test_too_far_for_what_nobody_trains_is_said_from_four_times_on(untrained):
     assert warned(configs.LLAMA31, **options | {"target": 524_288}).startswith("[far] 4×")
 
 
-def test_what_authors_publish_untrained_is_not_too_far(untrained):
+def test_a_published_untrained_factor_is_not_too_far(untrained):
     _, warned = untrained
     qwen = configs.LLAMA | {
         "model_type": "qwen3", "max_position_embeddings": 40960, "rope_theta": 1e6, "head_dim": 128,
@@ -637,7 +637,7 @@ def test_what_authors_publish_untrained_is_not_too_far(untrained):
     assert max(entry["factor"] for entry in told) == 4  # as the warning says
 
 
-def test_so_far_that_it_is_only_written_untrained_where_that_is_asked_for(untrained, tmp_path):
+def test_a_far_target_is_written_untrained_only_on_request(untrained, tmp_path):
     place, warned = untrained
     warned(configs.LLAMA, factor=2.0)
     far = {"factor": 64.0, "no_verify": True}
@@ -717,7 +717,7 @@ def test_quantised_weights_are_not_sent_to_a_training_that_refuses_them(untraine
     assert "--finetune" not in told
 
 
-def test_a_recipe_that_trains_is_not_told(untrained, tmp_path):
+def test_a_recipe_that_trains_gets_no_warning(untrained, tmp_path):
     from ropext.pipeline import job
     from ropext.pipeline.work import plan_run
 

@@ -373,7 +373,7 @@ def test_the_child_cannot_import_ropext(tmp_path: Path) -> None:
     assert run.returncode == 0
 
 
-def test_the_child_stops_where_ropext_was_imported_before() -> None:
+def test_the_child_stops_if_ropext_was_already_imported() -> None:
     code = "import runpy, sys, ropext; runpy.run_path(sys.argv[1])['block_ropext']()"
     run = subprocess.run(
         [sys.executable, "-c", code, str(stock.CHILD)],
@@ -386,7 +386,7 @@ def test_the_child_stops_where_ropext_was_imported_before() -> None:
     assert "the proof process could import ropext" in run.stderr
 
 
-def test_a_crash_and_a_timeout_are_told(tmp_path: Path, monkeypatch) -> None:
+def test_a_crash_and_a_timeout_are_reported(tmp_path: Path, monkeypatch) -> None:
     for code, said in (
         ("raise RuntimeError('no room')", r"run \(exit code 0x1\): RuntimeError: no room"),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
@@ -403,7 +403,7 @@ TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "pa
 TOWER |= {"model_type": "clip_vision_model", "num_attention_heads": 2}
 
 
-def test_what_a_tower_states_is_built_within_limits(tmp_path: Path) -> None:
+def test_a_towers_config_is_built_within_limits(tmp_path: Path) -> None:
     """The square of image_size over patch_size: one and a half billion positions in eight bytes."""
     text = {"model_type": "llama", "num_key_value_heads": 4, "max_position_embeddings": CONTEXT}
     config = {"model_type": "llava", "text_config": SIZES | text, "image_token_index": 3}
@@ -415,7 +415,7 @@ def test_what_a_tower_states_is_built_within_limits(tmp_path: Path) -> None:
         assert bool(built["error"]) is bool(error)
 
 
-def test_limits_follow_from_what_a_config_states(tmp_path: Path) -> None:
+def test_limits_follow_from_the_config(tmp_path: Path) -> None:
     def of(last=0, **stated):
         (tmp_path / "config.json").write_text(json.dumps(SIZES | stated))
         return proof._limits(tmp_path, last)
@@ -429,7 +429,7 @@ def test_limits_follow_from_what_a_config_states(tmp_path: Path) -> None:
     assert of()[1] >= 3 << 40
 
 
-def test_what_no_extension_changes_fails_the_proof(tmp_path: Path, monkeypatch) -> None:
+def test_a_change_that_no_extension_makes_fails_the_proof(tmp_path: Path, monkeypatch) -> None:
     """A writer drops a key that is no rope key: the numbers are as planned, yet the proof fails."""
     config = SIZES | {"model_type": "granite", "max_position_embeddings": CONTEXT}
     plan = make_plan(config | {"attention_multiplier": 0.5}, Extend(factor=4.0))

@@ -234,14 +234,14 @@ SEEN = {
 
 
 @pytest.mark.parametrize("name", [*RUN, *WRONG])
-def test_each_fault_is_seen_in_what_stock_reads(built, name: str) -> None:
+def test_each_fault_is_found_in_stocks_reading(built, name: str) -> None:
     found, _, read = built[name]
     beside = families.changed_beside(read, found["base"]["changed"])
     assert beside == SEEN.get(name, [])
 
 
 @pytest.mark.parametrize("name", NOT_RUN)
-def test_what_cannot_be_made_small_is_no_failure(built, name: str) -> None:
+def test_a_model_that_cannot_be_made_small_is_no_failure(built, name: str) -> None:
     assert re.search(NOT_RUN[name], compare(built[name]))
 
 

@@ -78,7 +78,7 @@ def test_no_count_is_above_its_ceiling(kind):
         ("word " * 36, "above 35 words"),
     ],
 )
-def test_each_count_sees_what_it_counts(text, count):
+def test_each_count_finds_its_planted_case(text, count):
     (sentence,) = prose.sentences_of(text, "here")
     counts = prose.counts_of([sentence])
     assert counts.pop("words a sentence") == len(text.split())
@@ -92,7 +92,7 @@ def test_a_line_break_changes_no_count_and_code_is_no_word():
     assert found == ["One CODE is here.", "Another is there.", "An item is one, too."]
 
 
-def test_only_what_a_user_reads_is_a_message():
+def test_only_text_for_users_is_a_message():
     code = 'raise UsageError(f"give {name} where it lies")\nlog("where it lies, it lies")'
     (value,) = [
         value

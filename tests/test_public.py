@@ -31,7 +31,7 @@ class Loaded:
 
 
 @pytest.mark.parametrize("name", ["inspect", "plan", "evaluate", "extend", "fit", "finetune"])
-def test_a_loaded_model_is_refused_with_what_writes_one(name, tmp_path):
+def test_a_loaded_model_is_refused_with_the_call_that_saves_it(name, tmp_path):
     more = {"inspect": {}, "plan": {"factor": 4}, "evaluate": {"data": ["text"]},
             "extend": {"output": tmp_path / "out", "factor": 4}}  # fmt: skip
     options = more.get(name, {"data": ["text"], "output": tmp_path / "out"})
@@ -205,7 +205,7 @@ def test_every_public_function_is_called_on_the_page():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [PAGE, ROOT / "docs/reference/results-in-python.md"])
-def test_what_the_page_says_is_what_python_answers(page, tmp_path, monkeypatch):
+def test_the_values_on_the_page_equal_pythons(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     failed, tried = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
     assert (failed, tried > 20) == (0, True)
@@ -258,7 +258,7 @@ def test_errors_and_narration_from_python_name_arguments(tmp_path, capsys):
     assert (code, told.err.startswith("error: --factor must be")) == (2, True)
 
 
-def test_the_help_of_patch_offers_what_it_takes():
+def test_the_help_of_patch_lists_its_parameters():
     shown = inspect.signature(ropext.patch).parameters
     assert "finetune" not in shown
     assert "    model: model of transformers in memory, or" in inspect.getdoc(ropext.patch)

@@ -266,7 +266,7 @@ def test_heavy_modules_are_imported_inside_functions_only() -> None:
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "scripts"])
-def test_scripts_import_what_is_there(folder: str) -> None:
+def test_scripts_import_existing_names(folder: str) -> None:
     """No test runs them all: a name that moved would be noticed by the next who measures."""
     missing = []
     for path in sorted((REPOSITORY / folder).rglob("*.py")):
@@ -346,7 +346,7 @@ def test_public_files_keep_their_addresses() -> None:
         assert json.loads((PACKAGE / "loaders" / name).read_text("utf-8"))
 
 
-def test_no_class_name_stands_twice() -> None:
+def test_no_class_name_occurs_twice() -> None:
     """A reader who searches for a class finds one."""
     places: dict[str, list[str]] = {}
     for path in sources():

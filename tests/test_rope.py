@@ -28,7 +28,7 @@ def test_wavelengths_and_turns() -> None:
     assert_close(turns(spectrum, 628), [99.9493042617102709, 9.99493042617102709], 1e-14, "turns")
 
 
-def test_a_pair_that_stands_has_an_infinite_wavelength() -> None:
+def test_a_pair_with_frequency_zero_has_an_infinite_wavelength() -> None:
     assert Spectrum((1.0, 0.0)).wavelengths == (2 * math.pi, math.inf)
 
 
@@ -61,7 +61,7 @@ def test_original_forgets_scaling_temperature_and_softmax() -> None:
     assert not original.is_scaled
 
 
-def test_pairs_that_stand_are_no_scaling_and_stay_in_the_original() -> None:
+def test_pairs_of_frequency_zero_are_no_scaling_and_stay_in_the_original() -> None:
     """Gemma 4 rotates a quarter of its pairs: to read the rest as plain would turn them on."""
     rope = Rope(8, 1e6, 4096, pair_factors=(1.0, math.inf, math.inf, math.inf))
     assert not rope.is_scaled

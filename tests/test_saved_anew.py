@@ -39,7 +39,7 @@ def test_an_extension_that_loaders_of_today_lose_is_wrong(rope, recorded):
     assert not any(check.passed for check in found)
 
 
-def test_one_that_no_loader_of_today_loses_is_a_note():
+def test_a_key_that_no_current_loader_loses_is_a_note():
     """Qwen 3 with rope_parameters alone was measured in transformers and llama.cpp, which agree."""
     saved = PLAIN | {"model_type": "qwen3", "head_dim": 128}
     saved |= {"rope_parameters": YARN | {"rope_theta": 1e6}}

@@ -49,7 +49,7 @@ RESULTS = in_transcript("eval", "measured/results.json")
 
 
 @pytest.mark.parametrize(("value", "name"), [(RECORD, "ropext"), (RESULTS, "results")])
-def test_what_the_transcripts_show_is_as_the_schema_says(value, name):
+def test_the_transcripts_match_the_schema(value, name):
     check(value, name)
 
 

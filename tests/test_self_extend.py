@@ -266,7 +266,7 @@ def test_any_mask_and_any_positions_by_the_literal_rule(seed):
     assert states[0].grad.isfinite().all()
 
 
-def test_a_row_with_gaps_goes_on_in_its_cache(ids):
+def test_a_row_with_gaps_continues_in_its_cache(ids):
     model = folded(tiny("llama"))
     where = torch.arange(LENGTH)[None] + 40 * (torch.arange(LENGTH) > 50)
     whole = logits(model, ids[:1], position_ids=where)  # without a cache stock sees two documents
@@ -283,7 +283,7 @@ def test_a_row_with_gaps_goes_on_in_its_cache(ids):
         logits(folded(model), ids[:, 90:95], past_key_values=unknown)
 
 
-def test_generate_with_a_cache_says_what_it_says_without(ids):
+def test_generate_gives_the_same_text_with_and_without_a_cache(ids):
     model = folded(tiny("llama"))
     asked = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(ids)}
     said = model.generate(ids, use_cache=False, **asked)
@@ -298,7 +298,7 @@ def test_generate_with_a_cache_says_what_it_says_without(ids):
         ("qwen3", {}, "how its attention rotates"),
     ],
 )
-def test_what_cannot_be_folded_is_named_and_left_as_it_was(kind, more, why, ids):
+def test_layers_that_cannot_be_folded_are_named_and_unchanged(kind, more, why, ids):
     model = tiny(kind, **more)
     base = logits(model, ids)
     spectra = (tuple(0.5**pair for pair in range(8)),)
@@ -328,7 +328,7 @@ def test_a_spectrum_that_does_not_hold_is_refused_before_a_model_is_read(kind, m
         plan_config(config, parse_extend({"method": "self-extend", "factor": 2}))
 
 
-def test_layers_whose_window_lies_in_their_mask_stay_as_they_are():
+def test_layers_with_their_window_in_the_mask_stay_unchanged():
     model = tiny("llama")
     model.config.layer_types = ["chunked_attention", "full_attention"]
     folded(model)
@@ -388,12 +388,12 @@ def test_patch_takes_factor_window_and_group_and_unpatch_takes_them_back(ids, tm
         ({"method": "yarn", "window": 8}, "are of method self-extend"),
     ],
 )
-def test_what_does_not_fit_is_refused(options, why):
+def test_a_size_that_does_not_fit_is_refused(options, why):
     with pytest.raises(UsageError, match=why):
         patch(tiny("llama"), **({"method": "self-extend", "factor": 2} | options))
 
 
-def test_a_directory_by_this_method_is_refused_with_what_can_be_done():
+def test_a_directory_by_this_method_is_refused_with_advice():
     config = tiny("llama").config.to_dict()
     with pytest.raises(UsageError, match=r"ropext\.patch"):
         make_plan(config, parse_extend({"method": "self-extend", "factor": 2}))
@@ -426,14 +426,14 @@ def test_the_papers_rule_is_for_queries_inside_the_context_too(ids):
     assert not torch.equal(longest, papers)
 
 
-def test_its_exception_is_told_in_one_sentence_everywhere():
+def test_its_exception_gives_one_sentence_everywhere():
     made = make_plan(open_snapshot("ropext://demo").config, parse_extend({"factor": 2.0}))
     assert EXCEPTION in text.plan(made).replace("\n" + " " * 13, " ")
     for page in ("README.md", "docs/methods.md"):
         assert EXCEPTION in (Path(__file__).parents[1] / page).read_text("utf-8")
 
 
-def test_rows_name_what_was_asked_of_it(capsys):
+def test_rows_name_the_requested_settings(capsys):
     words = ["eval", "ropext://demo", "--data", "ropext://held-out", "--lengths", "256,512"]
     words += ["--factor", "2", "--max-docs", "1", "--method"]
     folds = ["--window", "64", "--group", "0", "--literal"]
@@ -447,7 +447,7 @@ def test_rows_name_what_was_asked_of_it(capsys):
     assert "--window belongs to self-extend; add --measure DATA" in heard.err
 
 
-def test_a_measured_plan_reads_it_as_it_was_asked_for():
+def test_a_measured_plan_reads_the_model_with_the_given_options():
     recipe = parse_extend({"factor": 2.0})
     snapshot = open_snapshot("ropext://demo")
     (asked,) = memory_only_variants(snapshot, recipe, FoldOptions(64, 3, literal=True))

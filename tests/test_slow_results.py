@@ -61,7 +61,7 @@ def parts(root):
         ("scripts/loaders/checkpoints.py", "FACTOR = ", "FACTOR = 2 * ", ["loaders"]),
     ],
 )
-def test_what_a_change_makes_red(copy, name, old, new, red):
+def test_each_planted_change_fails_its_test(copy, name, old, new, red):
     assert parts(copy) == []
     text = (copy / name).read_text("utf-8")
     assert old in text
@@ -72,7 +72,7 @@ def test_what_a_change_makes_red(copy, name, old, new, red):
     assert parts(copy) == []
 
 
-def test_a_part_that_was_never_run_is_said_and_refuses_nothing(copy, capsys, monkeypatch):
+def test_a_part_that_was_never_run_is_named_and_refuses_nothing(copy, capsys, monkeypatch):
     (file,) = (copy / "benchmarks/results").glob("slow-floors-*.md")
     file.unlink()
     monkeypatch.setitem(OWN["main"].__globals__, "ROOT", copy)

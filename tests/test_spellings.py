@@ -53,7 +53,7 @@ def seen(family: str, method: str) -> dict[str, truth.Result]:
 
 @pytest.mark.parametrize("method", TRUTHS)
 @pytest.mark.parametrize("family", MODELS)
-def test_both_versions_read_what_the_paper_says(family: str, method: str) -> None:
+def test_both_versions_compute_the_papers_formula(family: str, method: str) -> None:
     inv_freq, attention = TRUTHS[method](DIM[family], 77_000.0, 2048, 8192)
     for version, (ours, factor) in seen(family, method).items():
         what = f"{family} {method} in {version}"

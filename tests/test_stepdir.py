@@ -57,7 +57,7 @@ def step(place, schema=1, kind=Written, **key):
 RECORD = "stages/extend/run.json"  # the file in which a run keeps the step's outcome
 
 
-def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp_path):
+def test_a_step_runs_once_and_again_if_its_key_or_its_files_changed(tmp_path):
     said = []
 
     def done(**more):
@@ -94,7 +94,7 @@ def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):
     assert not unseen.exists()
 
 
-def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
+def test_a_killed_step_resumes_or_is_reused(tmp_path):
     own = StepDir.of(step(tmp_path, base="a"), tmp_path)
     with pytest.raises(ZeroDivisionError):
         StepDir.of(step(tmp_path, kind=Killed, base="a"), tmp_path).do()
@@ -117,7 +117,7 @@ def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
         assert own.left() is None
 
 
-def test_of_a_step_that_was_never_begun_no_key_is_asked_for(tmp_path):
+def test_a_step_that_was_never_begun_needs_no_key(tmp_path):
     """All weights may be read for a key."""
     own = step(tmp_path, base="a")
     own.key = lambda: pytest.fail("its key was asked for")

@@ -59,7 +59,7 @@ def test_another_command_s_folder_is_refused_by_name(tmp_path, mine, theirs):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_same_run_goes_on_and_another_one_begins_anew_when_asked(tmp_path, command):
+def test_the_same_run_resumes_and_another_one_begins_on_request(tmp_path, command):
     first = place(tmp_path, command, data="a", sizes=(1, 2), model={"config": "c", "seed": 1})
     work(first)
     assert first.has_begun()
@@ -77,7 +77,7 @@ def test_the_same_run_goes_on_and_another_one_begins_anew_when_asked(tmp_path, c
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_another_version_does_otherwise_is_not_gone_on_with(tmp_path, command):
+def test_a_run_of_a_version_that_computes_otherwise_is_not_resumed(tmp_path, command):
     """Its values are the same, but their results are not."""
     work(place(tmp_path, command, schema=1, seed=1))
     newer = place(tmp_path, command, schema=2, seed=1)
@@ -112,7 +112,7 @@ USERS = ("documents-2024/a.txt", "report.docx", "plots/mine", "plots/mine.png", 
 
 @pytest.mark.parametrize("command", ["eval", "fit", "finetune"])
 @pytest.mark.parametrize("name", USERS)
-def test_force_keeps_and_names_what_a_user_put_there(tmp_path, command, name):
+def test_force_keeps_and_names_a_users_files(tmp_path, command, name):
     work(place(tmp_path, command, seed=1))
     other, said = place(tmp_path, command, seed=2), []
     (other.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def listed(own):
 
 
 @pytest.mark.parametrize("command", LISTING)
-def test_what_a_run_wrote_stands_in_its_manifest(tmp_path, command):
+def test_files_of_a_run_are_in_its_manifest(tmp_path, command):
     own = place(tmp_path, command)
     finished(own)
     digests = {MADE: b"made", READ: b"read"}
@@ -156,7 +156,7 @@ def test_what_a_run_wrote_stands_in_its_manifest(tmp_path, command):
 
 @pytest.mark.parametrize("command", LISTING)
 @pytest.mark.parametrize("name", [MADE, READ, "plots/tail.png"])
-def test_what_a_user_edited_or_added_is_kept_until_force(tmp_path, command, name):
+def test_edited_and_added_files_are_kept_until_force(tmp_path, command, name):
     own = place(tmp_path, command)
     finished(own)
     (own.folder / name).parent.mkdir(exist_ok=True)
@@ -261,7 +261,7 @@ UNSEALED = '{"command": "eval", "decides": {}}'
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", UNSEALED, '{"ropext": "0", ' + UNSEALED[1:]])
-def test_what_is_no_manifest_of_ours_is_something_else(tmp_path, content):
+def test_a_foreign_manifest_is_not_ours(tmp_path, content):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/run.json").write_text(content)
     with pytest.raises(

@@ -36,7 +36,7 @@ def siblings(tmp_path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("link", ["copy", "hard", "symlink"])
-def test_what_is_in_it(model: Path, tmp_path: Path, link: str):
+def test_contents_of_the_page(model: Path, tmp_path: Path, link: str):
     before = tree(model)
     written = extend(model, tmp_path / "out", link=link)
     after = tree(tmp_path / "out")
@@ -428,7 +428,7 @@ def test_a_link_to_an_output_that_was_replaced_is_no_longer_the_base(model: Path
 
 
 @pytest.mark.parametrize("link", ["copy", "hard"])
-def test_the_digest_of_what_is_copied_is_that_of_its_bytes(model: Path, tmp_path: Path, link):
+def test_the_digest_of_a_copied_file_is_that_of_its_bytes(model: Path, tmp_path: Path, link):
     """It is taken while the bytes pass; for a hard link the base's record gives it."""
     extend(model, tmp_path / "b")
     extend(tmp_path / "b", tmp_path / "c", link=link)

@@ -83,7 +83,7 @@ def test_other_content_of_the_same_size_and_time_is_read(reads, tmp_path, kind):
 
 
 @pytest.mark.parametrize("seconds", [-3600, 0, 60])
-def test_what_was_written_within_a_minute_or_in_the_future_is_read_again(
+def test_files_of_the_last_minute_or_the_future_are_read_again(
     reads, tmp_path, monkeypatch, seconds
 ):
     file = tmp_path / "weights"
@@ -221,7 +221,7 @@ def test_the_oldest_are_forgotten_and_a_home_need_not_be_writable(reads, tmp_pat
     assert Digests(place=tmp_path / "file" / "x").of(tmp_path / "a") == sha256(tmp_path / "a")
 
 
-def test_a_file_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_is_reported(tmp_path, monkeypatch):
     file = tmp_path / "weights"
     file.write_bytes(b"one")
 
@@ -315,7 +315,7 @@ def test_another_name_for_a_file_that_is_being_read_changes_nothing(reads, tmp_p
     assert known.known == {}  # a write that set the time of modification back looks the same
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_told(tmp_path, monkeypatch):
+def test_a_file_that_is_replaced_while_it_is_read_is_reported(tmp_path, monkeypatch):
     file = tmp_path / "weights"
     other = tmp_path / "other"
     for place in (file, other):

@@ -13,7 +13,7 @@ from ropext.base.errors import InputError
 from ropext.files.checkpoint import headers, weights
 
 
-def test_table_equals_what_the_library_wrote(tmp_path: Path):
+def test_the_table_equals_the_librarys(tmp_path: Path):
     tensors = {
         "a.weight": np.zeros((3, 5), np.float16),
         "b": np.arange(7, dtype=np.int64),

@@ -96,7 +96,7 @@ def refused(answer: dict, words: str) -> None:
     assert "\n" not in answer["error"]
 
 
-def test_small_files_first_and_weights_when_asked(hub, tmp_path: Path):
+def test_small_files_first_and_weights_on_request(hub, tmp_path: Path):
     hub.fetched.clear()
     small, tagged, pinned, unknown = ask(
         hub,

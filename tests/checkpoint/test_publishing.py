@@ -247,7 +247,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("extra", "words", "code", "says"), REFUSALS)
-def test_what_cannot_be_pushed_is_said_in_one_sentence(
+def test_an_output_that_cannot_be_pushed_gives_one_sentence(
     hub, output, tmp_path, extra, words, code, says
 ):
     hub.repos |= {"org/open": {}, "org/full": {"model.bin": b"x"}}
@@ -279,7 +279,7 @@ time.sleep = lambda seconds: rest(min(seconds, 0.1))
 """
 
 
-def test_an_upload_that_breaks_shows_nothing_and_goes_on(hub, output, tmp_path):
+def test_a_broken_upload_shows_nothing_and_the_next_push_resumes(hub, output, tmp_path):
     hub.drop_after = 1
     (tmp_path / "sitecustomize.py").write_text(IMPATIENT)
     first = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
@@ -310,7 +310,9 @@ _base._AcquireFutures.__enter__ = enter
 
 
 @pytest.mark.parametrize("slow", ["", SLOW])
-def test_an_interrupt_while_it_uploads_shows_nothing_and_goes_on(hub, output, tmp_path, slow):
+def test_an_interrupt_of_an_upload_shows_nothing_and_the_next_push_resumes(
+    hub, output, tmp_path, slow
+):
     hub.go_on.clear()
     (tmp_path / "sitecustomize.py").write_text(slow)
     env = environment(hub, tmp_path)
@@ -338,7 +340,7 @@ def test_an_interrupt_while_it_uploads_shows_nothing_and_goes_on(hub, output, tm
     assert len(hub.sent) == 2
 
 
-def test_what_somebody_else_pushed_meanwhile_is_not_overwritten(hub, output, tmp_path):
+def test_a_concurrent_push_is_not_overwritten(hub, output, tmp_path):
     hub.others_push = True
     done = ropext(hub, tmp_path, "push", output, "org/long")
     assert done.returncode == 4, done.stderr
@@ -357,7 +359,7 @@ def test_a_card_that_the_hub_refuses_is_named_and_changes_nothing(hub, output, t
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_no_bar_is_drawn_where_nobody_looks_on(hub, tmp_path, quiet):
+def test_no_bar_is_drawn_without_a_terminal(hub, tmp_path, quiet):
     base = make_model(tmp_path / "base")
     names = [path for path in base.rglob("*") if path.is_file()]
     hub.repos["org/model"] = {str(p.relative_to(base)): p.read_bytes() for p in names}

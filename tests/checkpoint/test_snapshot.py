@@ -164,7 +164,7 @@ def test_a_revision_of_a_directory(model: Path):
         open_snapshot(str(model), revision="main")
 
 
-def test_config_alone_is_enough_until_weights_are_asked_for(tmp_path: Path):
+def test_a_config_alone_is_enough_until_weights_are_needed(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     assert open_snapshot(str(tmp_path)).weight_files == ()
     refused(tmp_path, "no weights", weights=True)
@@ -248,7 +248,7 @@ def test_home_is_expanded(model: Path, monkeypatch):
     assert json.loads((open_snapshot("~/base").path("config.json")).read_text()) == CONFIG
 
 
-def test_an_adapter_beside_a_model_is_refused(model: Path):
+def test_an_adapter_next_to_a_model_is_refused(model: Path):
     """transformers' auto classes would load the model that adapter_config.json names."""
     write_json(model / "adapter_config.json", {"base_model_name_or_path": "somebody/else"})
     with pytest.raises(InputError, match="the adapter's base in place of the model"):
@@ -300,14 +300,14 @@ def placed(part: dict) -> list[dict]:
         ({"model_type": "timm_wrapper", "architecture": "local-dir:/x"}, "timm"),
     ],
 )
-def test_what_a_config_may_not_ask_of_stock_is_refused_at_any_depth(model: Path, asked, words):
+def test_forbidden_keys_of_a_config_are_refused_at_any_depth(model: Path, asked, words):
     for part in placed(asked):
         write_json(model / "config.json", CONFIG | part)
         with pytest.raises(InputError, match=words):
             open_snapshot(str(model))
 
 
-def test_what_published_configs_ask_of_stock_is_taken(model: Path):
+def test_keys_of_published_configs_are_accepted(model: Path):
     fine = [
         # Of facebook/Perception-LM-1B and google/gemma-3n-E2B.
         {"model_type": "timm_wrapper", "model_args": {"img_size": [448, 448], "global_pool": ""}},
@@ -343,7 +343,7 @@ VARIANT_SHARD = "model.fp16-00001-of-00002"
         ({"one": "ab", "two": "ab"}, "", {}),  # stock loads neither
     ],
 )
-def test_of_two_sets_of_weights_the_one_that_stock_loads_is_carried(tmp_path, files, shards, left):
+def test_the_set_of_weights_that_stock_loads_is_copied(tmp_path, files, shards, left):
     write_json(tmp_path / "config.json", CONFIG)
     for name, tensors in files.items():
         (tmp_path / f"{name}.safetensors").write_bytes(header(tensors))

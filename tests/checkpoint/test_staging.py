@@ -112,7 +112,7 @@ def test_an_existing_output(tmp_path: Path):
     assert names(tmp_path) == {"out"}
 
 
-def test_force_spares_what_ropext_did_not_write(tmp_path: Path):
+def test_force_keeps_files_that_ropext_did_not_write(tmp_path: Path):
     """A config.json and GGUF files make no output of ropext's; a user's additions stay."""
     for name, file in (("model", "config.json"), ("ggufs", "a.gguf"), ("record", "ropext.json")):
         (tmp_path / name).mkdir()
@@ -153,7 +153,7 @@ EDITS = {
 
 @pytest.mark.needs("mkfifo")
 @pytest.mark.parametrize("name", EDITS)
-def test_force_spares_what_a_user_edited(tmp_path: Path, name: str):
+def test_force_keeps_files_that_a_user_edited(tmp_path: Path, name: str):
     """By its whole content; a large hard link is known as another name of its base's bytes."""
     open_new(tmp_path / "base")
     os.truncate(tmp_path / "base", LARGE)
@@ -204,7 +204,7 @@ def content(place: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("change", MEANWHILE.values(), ids=MEANWHILE)
-def test_force_replaces_what_it_checked_alone(tmp_path: Path, change):
+def test_force_replaces_only_checked_files(tmp_path: Path, change):
     """A folder that somebody put at the name during the work goes back there; the result gets
     another name."""
     out = tmp_path / "out"
@@ -224,7 +224,7 @@ def test_force_replaces_what_it_checked_alone(tmp_path: Path, change):
     assert names(tmp_path) - {"kept"} == {"out", "out.new"}
 
 
-def test_what_takes_the_name_between_the_renames_is_kept_and_so_is_the_old_one(
+def test_a_file_that_takes_the_name_between_the_renames_is_kept_and_so_is_the_old_one(
     tmp_path: Path, monkeypatch
 ):
     out = tmp_path / "out"
@@ -265,7 +265,7 @@ def test_a_hashed_file_is_read_again_once_it_changed(tmp_path: Path):
     assert guard.remembered(file, digest) == "new"
 
 
-def test_force_spares_what_is_no_directory(tmp_path: Path):
+def test_force_keeps_a_place_that_is_no_directory(tmp_path: Path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("x")
     (tmp_path / "file").write_text("x")
@@ -383,7 +383,7 @@ def test_a_half_deleted_old_copy_is_never_brought_back(tmp_path: Path, monkeypat
     assert names(tmp_path) == {"out", "moved"}
 
 
-def test_only_what_is_marked_is_touched(tmp_path: Path):
+def test_only_marked_parts_are_changed(tmp_path: Path):
     keep = {
         ".out.tmp-2024",
         ".out.tmp-5",
@@ -417,7 +417,7 @@ with staged(Output(Path(sys.argv[1]))) as stage:
 """
 
 
-def test_the_second_run_is_told_who_holds_the_output(tmp_path: Path):
+def test_the_second_run_learns_who_holds_the_output(tmp_path: Path):
     out = tmp_path / "out"
     command = [sys.executable, "-c", HOLD, str(out)]
     pipe = subprocess.PIPE
@@ -445,7 +445,7 @@ def test_a_lock_file_that_nobody_holds_is_stale(tmp_path: Path, content: str):
     assert names(tmp_path) == {"out"}
 
 
-def test_what_is_no_lock_of_ropext_is_let_alone(tmp_path: Path):
+def test_a_foreign_lock_file_is_not_touched(tmp_path: Path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / ".out.ropext-lock").symlink_to(tmp_path / "precious")
     with pytest.raises(InputError, match=r"\.out\.ropext-lock"):
@@ -590,7 +590,7 @@ def test_a_name_that_is_too_long(tmp_path: Path):
     assert names(tmp_path) == set()
 
 
-def test_space_is_checked_where_the_output_will_be(tmp_path: Path, monkeypatch):
+def test_space_is_checked_on_the_outputs_disk(tmp_path: Path, monkeypatch):
     check_space(tmp_path / "not" / "yet" / "out", 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3 * 10**9))
     check_space(tmp_path / "out", 3 * 10**9)

@@ -52,7 +52,7 @@ def test_help_of_serve_begins_with_the_port_and_folds_the_knobs_away(ropext):
     assert "--low-freq-factor" in ropext("serve", "--help-all")[1]
 
 
-def test_an_option_stands_in_the_same_panel_in_every_command():
+def test_an_option_is_in_the_same_panel_of_every_command():
     """The options of a class name their panel; a command's own without one are under "Output"."""
     import typer
 

@@ -65,19 +65,19 @@ def test_a_program_reads_the_mistake_as_json(ropext, tmp_path, monkeypatch, word
         (["--format", "pdf"], "'--format': 'pdf' is not one of 'csv', 'latex', 'markdown'"),
     ],
 )
-def test_a_value_of_another_kind_is_told_with_what_was_given(ropext, words, sentence):
+def test_a_value_of_another_kind_is_refused_with_the_given_value(ropext, words, sentence):
     code, _, err = ropext("plan", "ropext://demo", *words)
     assert (code, err) == (2, f"error: invalid value for {sentence}; see ropext plan --help\n")
 
 
-def test_a_server_that_does_not_answer_is_told_apart(ropext):
+def test_a_server_that_does_not_answer_is_distinguished(ropext):
     words = ["eval", "--endpoint", "http://127.0.0.1:1/v1", "--lengths", "1k", "--json"]
     code, out, _ = ropext(*words)
     told = json.loads(out)
     assert (code, told["exit_code"], told["option"]) == (5, 5, "--endpoint")
 
 
-def test_a_failed_gate_stands_in_the_result_alone(ropext, tmp_path):
+def test_a_failed_gate_is_in_the_result_alone(ropext, tmp_path):
     words = ["eval", "ropext://demo", "--data", "ropext://held-out", "--max-docs", "1"]
     words += ["--lengths", "64", "--fail-if", "tail@64.value > 0", "--json"]
     code, out, err = ropext(*words)
@@ -155,7 +155,7 @@ def test_options_that_do_not_fit(refused, llama, tmp_path, command, options, wor
     assert words in refused(command, llama, *options, *where)
 
 
-def test_data_of_a_later_step_that_is_not_there_is_told_at_once(refused, llama, tmp_path):
+def test_missing_data_of_a_later_step_is_refused_at_once(refused, llama, tmp_path):
     words = ["extend", llama, "--factor", 4, "-o", tmp_path / "out"]
     said = refused(*words, "--finetune", "books.jsonl", "--eval", "held-out.jsonl")
     assert "finetune.data is books.jsonl, and there is no such file" in said
@@ -295,7 +295,7 @@ def test_weights_that_are_missing(refused, llama, tmp_path):
     assert "model-00001-of-00002.safetensors" in said
 
 
-def test_pickled_weights_alone_are_told_how_to_convert(refused, llama, tmp_path):
+def test_pickled_weights_alone_are_refused_with_the_conversion(refused, llama, tmp_path):
     (llama / "model.safetensors").unlink()
     (llama / "pytorch_model.bin").write_bytes(b"PK")
     said = refused("extend", llama, "--factor", 4, "-o", tmp_path / "out", "--no-verify")
@@ -319,7 +319,7 @@ def test_pickled_weights_alone_are_told_how_to_convert(refused, llama, tmp_path)
         (["eval", "x", "--steps", "10"], "no such option: --steps; see ropext eval --help"),
     ],
 )
-def test_options_that_are_none_are_answered_with_what_was_meant(refused, words, said):
+def test_unknown_options_are_answered_with_the_nearest_ones(refused, words, said):
     assert said in refused(*words)
 
 
@@ -374,7 +374,7 @@ def test_a_recipe_that_yaml_cannot_say_is_refused_in_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("output", [None, 3, b"x", "a\0b", "x" * 300])
-def test_what_is_no_path_is_refused_in_a_sentence(output):
+def test_a_wrong_path_is_refused_in_a_sentence(output):
     with pytest.raises(UsageError, match=r"no name of a file|a path is a text"):
         extend("ropext://demo", output, factor=2)
 

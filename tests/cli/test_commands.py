@@ -32,7 +32,7 @@ def test_version_names_ropext_torch_and_transformers(ropext):
     assert [line.split()[0] for line in out.splitlines()] == ["ropext", "torch", "transformers"]
 
 
-def test_inspect_says_what_the_model_has(ropext, llama):
+def test_inspect_prints_the_models_facts(ropext, llama):
     code, out, err = ropext("inspect", llama, "--target", 512)
     assert (code, err) == (0, "")
     assert "16 of 16 channels (8 rotary pairs, split in halves)" in out
@@ -292,7 +292,7 @@ def test_extend_serves_in_one_program_or_in_every_one(ropext, llama, tmp_path):
     assert "--serve works only without later steps" in err
 
 
-def test_an_extended_directory_is_extended_again_from_where_it_stands(ropext, llama, tmp_path):
+def test_an_extended_directory_is_extended_again_from_its_present_state(ropext, llama, tmp_path):
     for source, target in ((llama, "one"), (tmp_path / "one", "two")):
         words = ["extend", source, "--method", "pi", "--factor", 2, "-o", tmp_path / target]
         words += ["--again"] if target == "two" else []
@@ -354,7 +354,7 @@ def test_from_original_goes_back_along_the_whole_chain_of_records(ropext, llama,
     assert "the original is" in made["warnings"][0]
 
 
-def test_a_theta_that_may_have_been_raised_is_said(ropext, llama, tmp_path):
+def test_a_theta_that_may_have_been_raised_is_noted(ropext, llama, tmp_path):
     out, back = tmp_path / "out", ("--method", "yarn", "--from-original", "--target")
     how = ("--method", "ntk", "--factor", 4, "--no-verify")
     assert ropext("extend", llama, *how, "-o", out)[0] == 0
@@ -400,7 +400,7 @@ def test_nothing_is_recommended_that_extend_refuses(ropext, tmp_path):
     assert json.loads(ropext("plan", *words)[1])["recommendation"]["method"] == "yarn"
 
 
-def test_what_inspect_suggests_gets_no_warning_of_its_length(ropext):
+def test_the_suggestion_of_inspect_gets_no_length_warning(ropext):
     _, out, _ = ropext("inspect", "ropext://demo")
     words = out.rstrip().rpartition("next: ropext ")[2].split()
     code, out, err = ropext(*words)

@@ -170,7 +170,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("command", BEGUN)
-def test_every_option_is_said_to_decide_or_not(command):
+def test_every_option_is_marked_as_deciding_or_not(command):
     options = set(inspect.signature(command_of(command)).parameters) - OF_THE_CALL
     named = [DECIDES[command], DOES_NOT[command], ELSEWHERE[command]]
     listed = {name for part in named for name in part}
@@ -355,7 +355,7 @@ KEYS = [
 ]
 
 
-def test_every_key_of_a_recipe_is_said_to_decide_or_not():
+def test_every_key_of_a_recipe_is_marked_as_deciding_or_not():
     from ropext.options.recipe import SECTIONS, keys_of
 
     wanted = {(section, key) for section in ("", *SECTIONS) for key in keys_of(section)}

@@ -184,7 +184,7 @@ def test_the_page_of_exit_codes_has_each_code_of_an_error():
     assert listed == {int(code) for code in re.findall(r"exit_code = (\d+)", source)} | {0, 1}
 
 
-def test_the_page_of_environment_variables_has_each_one_that_the_package_reads():
+def test_the_page_of_environment_variables_is_complete():
     text = (DOCS / "reference/environment.md").read_text("utf-8")
     sources = [path.read_text("utf-8") for path in sorted((ROOT / "ropext").rglob("*.py"))]
     wanted = {name for own in sources for name in re.findall(r'environ\.get\("(\w+)"', own)}
@@ -260,7 +260,7 @@ def is_cheap(words):
 @pytest.mark.parametrize(
     ("page", "least"), [("README.md", 3), ("docs/recipes-and-ci.md", 2), ("docs/deploy.md", 6)]
 )
-def test_what_is_cheap_on_a_page_runs(ropext, tmp_path, monkeypatch, page, least):
+def test_cheap_blocks_of_a_page_run(ropext, tmp_path, monkeypatch, page, least):
     make_llama(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     ran = []
@@ -311,7 +311,7 @@ def test_the_bugs_of_other_projects_reproduce(tmp_path, number, project, printed
 
 
 @pytest.mark.slow
-def test_the_guide_runs_as_it_stands(ropext, tmp_path, monkeypatch):
+def test_the_guide_runs_as_written(ropext, tmp_path, monkeypatch):
     make_llama(tmp_path / "model")
     llama3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     llama3 |= {"factor": 8.0, "original_max_position_embeddings": 16}

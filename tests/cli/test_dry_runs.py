@@ -69,7 +69,7 @@ EXTEND = ("extend", "base", "--factor", "2")
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
-def test_a_dry_run_refuses_what_the_run_refuses(ropext, made, monkeypatch, words, said):
+def test_a_dry_run_refuses_the_same_as_the_run(ropext, made, monkeypatch, words, said):
     monkeypatch.chdir(made)
     # A push is refused offline; and nobody is logged in, whoever runs this.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)

@@ -207,7 +207,7 @@ def test_an_interrupt_before_the_work_is_a_sentence_and_130(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_script_began_in_its_background_goes_on_at_ctrl_c(tmp_path):
+def test_a_scripts_background_process_survives_ctrl_c(tmp_path):
     """A shell without job control starts it with Ctrl-C ignored, which is for the script."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPT, "methods"],

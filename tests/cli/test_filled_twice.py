@@ -165,7 +165,7 @@ def test_an_expert_that_is_stored_twice(ropext, tmp_path):
     is_wrong(ropext, model, ".experts.0.w")
 
 
-def test_a_part_beside_the_tensor_that_transformers_splits(ropext, tmp_path):
+def test_a_part_next_to_the_tensor_that_transformers_splits(ropext, tmp_path):
     model = save(tmp_path / "m", "HrmTextConfig")
     part = "model.H_module.layers.0.mlp.up_proj.weight"
     before = loaded(model, part)

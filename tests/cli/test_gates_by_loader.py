@@ -49,14 +49,14 @@ def test_a_plan_of_a_scaled_directory_gates_its_config(extended, names, code, sa
     assert (shown.out.splitlines()[1:2] == [passed]) is (code == 0)
 
 
-def test_what_runs_it_names_a_place_that_other_programs_find():
+def test_the_command_to_run_it_names_a_reachable_place():
     served = inspecting.read_unextended("ropext://demo")
     for line in served.serving:
         assert "ropext://" not in line.command
         assert str(MODELS["ropext://demo"]) in line.command
 
 
-def test_what_was_not_measured_has_a_code_of_its_own(tmp_path, capsys):
+def test_an_unmeasured_gate_has_its_own_exit_code(tmp_path, capsys):
     known = configs.LLAMA | {"model_type": "olmoe", "rope_scaling": YARN}
     (tmp_path / "config.json").write_text(json.dumps(known))
     code, shown = run("plan", str(tmp_path), "--for", "sglang", "--json", capsys=capsys)

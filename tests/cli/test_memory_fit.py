@@ -138,7 +138,7 @@ def test_a_cache_that_no_program_of_files_has_is_refused(tmp_path, ropext):
     assert "no program that runs a GGUF has it" in err
 
 
-def test_what_is_not_known_is_not_guessed(tmp_path, ropext):
+def test_unknown_facts_are_not_guessed(tmp_path, ropext):
     code, out, _ = ropext("plan", str(config(tmp_path / "model")), "--memory", "1G")
     assert code == 0
     assert "not known whether 4,096 tokens fit: there are no weights here" in out
@@ -191,7 +191,7 @@ def test_an_amount_of_memory(text, wanted):
         (("--memory", "1G", "--factor", "2", "--plot", "p.png"), "do not go together"),
     ],
 )
-def test_what_cannot_be_asked_is_one_sentence(tmp_path, ropext, words, said):
+def test_an_impossible_question_gives_one_sentence(tmp_path, ropext, words, said):
     code, _, err = ropext("plan", str(config(tmp_path / "model")), *words)
     assert code == 2
     assert said in err

@@ -55,7 +55,7 @@ def test_a_log_gets_a_line_after_the_first_unit_and_then_every_half_minute(now, 
     ]
 
 
-def test_many_short_pieces_of_work_are_told_once_in_half_a_minute(now, show, capsys):
+def test_many_short_pieces_of_work_are_reported_once_in_half_a_minute(now, show, capsys):
     for number in range(40):
         for done in range(3):
             show(done, 2, f"piece {number}")
@@ -82,7 +82,7 @@ def test_the_time_left_grows_for_a_minute_and_a_half_at_most_after_the_work_beca
     assert all(abs(left - true) < 31 for at, left, true in estimates if at > 190)
 
 
-def test_work_that_stands_still_reports_a_growing_time_and_no_error():
+def test_stalled_work_reports_a_growing_time_and_no_error():
     now = [0.0]
     pace = narration.Pace(clock=lambda: now[0])
     said = []
@@ -92,7 +92,7 @@ def test_work_that_stands_still_reports_a_growing_time_and_no_error():
     assert [left is None for left in said] == [True] + [False] * 8
 
 
-def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path):
+def test_earlier_and_foreign_reads_are_not_counted(now, tmp_path):
     """Eight units of ten tokens, five seconds each. Two were read before, of the rest every second
     one is another process's: three are left, and the first line says ten seconds. What the other
     process finishes meanwhile was not found."""
@@ -124,7 +124,7 @@ WORKS = {
 
 
 @pytest.mark.parametrize("verb", WORKS)
-def test_a_file_that_takes_long_is_told_once_in_half_a_minute(now, tmp_path, monkeypatch, verb):
+def test_a_slow_file_is_reported_once_in_half_a_minute(now, tmp_path, monkeypatch, verb):
     """100 pieces take two seconds each; a file that is done in five seconds is not mentioned."""
     one, two, said = tmp_path / "one", tmp_path / "two", []
     for path in (one, two):

@@ -41,12 +41,12 @@ def test_integers_become_floats_also_inside_a_dict(llama):
     assert repaired(llama) == {}
 
 
-def test_a_length_left_behind_is_raised(llama):
+def test_a_length_that_was_not_raised_is_raised(llama):
     edit(llama, rope_scaling=OLD, rope_parameters=NEW, max_position_embeddings=512, seq_length=128)
     assert repaired(llama) == {"seq_length": (128, 512)}
 
 
-def test_a_stale_spelling_is_told_and_repaired_from_the_one_that_is_trusted(llama):
+def test_a_stale_spelling_is_reported_and_repaired_from_the_trusted_one(llama):
     # transformers 5 takes the theta in rope_parameters; 4.x takes the top-level one.
     edit(llama, rope_parameters=NEW, rope_theta=1e4, max_position_embeddings=512)
     told = {
@@ -155,7 +155,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("method", ["yarn", "ntk", "pi", "llama3", "by-parts"])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_the_record_says_is_written_as_extend_wrote_it(name, method):
+def test_recorded_edits_are_written_as_extend_wrote_them(name, method):
     try:
         made = planning.make_plan(WRITTEN[name], Extend(method=method, factor=4.0))
     except NotExpressible:
@@ -217,7 +217,7 @@ def test_the_bundled_checkpoint_is_verified_by_its_name(ropext):
     assert out.startswith("ropext://demo: verified (5 checks passed)\n")
 
 
-def test_what_is_repaired_is_as_ropext_wrote_it(llama, tmp_path):
+def test_a_repaired_config_equals_the_written_one(llama, tmp_path):
     """--force replaces it; not so a config that a user edited, before it was repaired or since."""
     out = tmp_path / "out"
     how = {"method": "yarn", "factor": 2, "no_verify": True}

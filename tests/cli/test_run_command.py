@@ -24,7 +24,7 @@ def recipe(tmp_path, monkeypatch):
     return path
 
 
-def test_run_says_what_was_done_and_what_comes_next(ropext, recipe, tmp_path):
+def test_run_reports_finished_and_next_stages(ropext, recipe, tmp_path):
     code, out, err = ropext("run", "r.yaml", "-o", "out")
     assert code == 0, err
     assert "plan done, extend done, report done" in out

@@ -244,7 +244,7 @@ def test_an_adapter_that_peft_wrote_reads_as_peft_reads_it(lora, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
+def test_a_pickle_next_to_safetensors_is_not_opened(tmp_path):
     """Stock would take pytorch_model.bin if no file is called model.safetensors."""
     from ropext.files.checkpoint import open_snapshot
     from ropext.models.load import load_model, loading_of
@@ -260,7 +260,7 @@ def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_strangers_code_runs_where_it_is_asked_for(tmp_path):
+def test_remote_code_runs_only_on_request(tmp_path):
     """So the code that no command runs unasked is code that would run: as the model is read, and in
     the proof. tests/cli/test_every_command.py runs every command on such a model."""
     ran = tmp_path / "ran"

@@ -34,7 +34,7 @@ def flip(path):
     path.write_bytes(data)
 
 
-def test_deep_does_not_call_right_what_was_never_recorded(ropext, extended, llama):
+def test_deep_does_not_approve_tensors_that_were_never_recorded(ropext, extended, llama):
     weights = extended / "model.safetensors"
     flip(weights)
     code, out, _ = ropext("verify", extended)
@@ -56,7 +56,7 @@ def test_deep_does_not_call_right_what_was_never_recorded(ropext, extended, llam
     assert f"differs from the base's file at byte {weights.stat().st_size // 2:,}" in out
 
 
-def test_what_record_wrote_deep_compares(ropext, extended, llama):
+def test_a_recorded_digest_is_compared_by_deep(ropext, extended, llama):
     weights, record = extended / "model.safetensors", extended / "ropext.json"
     before = json.loads(record.read_text())
     code, out, err = ropext("verify", extended, "--record", "--against", llama)
@@ -104,7 +104,7 @@ def test_a_directory_without_a_record_has_nothing_to_be_compared_with(ropext, ex
     assert ropext("verify", "ropext://demo", "--record")[0] == 2
 
 
-def test_of_a_broken_directory_every_error_is_told_and_no_loader(ropext, extended):
+def test_a_broken_directory_gets_every_error_and_no_loader(ropext, extended):
     code, out, _ = ropext("verify", extended)
     assert out.splitlines()[0] == f"{extended}: verified (7 checks passed)"
     assert "vllm" not in out  # that is what plan DIR says
@@ -128,7 +128,7 @@ def test_of_a_broken_directory_every_error_is_told_and_no_loader(ropext, extende
     assert "loaders" not in json.loads(ropext("verify", extended, "--json")[1])
 
 
-def test_plan_of_a_scaled_directory_without_a_record_says_what_its_config_says(ropext, extended):
+def test_plan_of_a_scaled_directory_without_a_record_describes_its_config(ropext, extended):
     (extended / "ropext.json").unlink()
     code, out, _ = ropext("plan", extended)
     assert code == 0
@@ -149,7 +149,7 @@ def windowed(ropext, tmp_path):
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_every_key_beside_the_edits_is_held_against_the_bases(ropext, windowed, recorded):
+def test_every_unedited_key_is_compared_with_the_bases(ropext, windowed, recorded):
     base, out = windowed
     path = out / "config.json"
     config = json.loads(path.read_text())
@@ -169,7 +169,7 @@ def test_every_key_beside_the_edits_is_held_against_the_bases(ropext, windowed, 
     assert any("small model (2 of 2 layers" in own and "differs by" in own for own in failed)
 
 
-def test_what_a_save_by_stock_writes_out_is_no_difference(ropext, windowed):
+def test_defaults_that_stock_writes_out_are_no_difference(ropext, windowed):
     import transformers
 
     _, out = windowed

@@ -44,7 +44,7 @@ def raw(contents):
     return [RawDocument(f"doc{k}", text) for k, text in enumerate(contents)]
 
 
-def test_bos_stands_once_and_only_at_the_start(tokenizer):
+def test_bos_occurs_once_and_only_at_the_start(tokenizer):
     encoder = DocumentEncoder(tokenizer)
     document = encoder.document("d", texts(1)[0], 50)
     assert document.has_bos
@@ -120,7 +120,7 @@ def test_short_documents_and_duplicates_are_counted_never_glued(tokenizer):
     assert (corpus.num_read, corpus.num_short, corpus.num_duplicates) == (15, 2, 1)
 
 
-def test_default_lengths_end_where_eight_documents_reach(tokenizer):
+def test_default_lengths_end_at_the_length_of_eight_documents(tokenizer):
     contents = texts(8, words=200) + texts(3, words=800)
     encoder = DocumentEncoder(tokenizer)
     tokens = min(len(encoder.encode(text)) for text in contents[:8])
@@ -186,9 +186,7 @@ TEXT = "one a\nb\n\ntwo c\n \n\n\nthree d\n=====\nfour e\n=====\n"
         ("\\n\\n\\n", ["one a\nb\n\ntwo c\n ", "three d\n=====\nfour e\n=====\n"]),
     ],
 )
-def test_one_text_becomes_several_documents_where_the_user_says_how(
-    tokenizer, tmp_path, how, wanted
-):
+def test_one_text_becomes_several_documents_on_request(tokenizer, tmp_path, how, wanted):
     place = tmp_path / "stories.txt"
     place.write_text(TEXT, "utf-8")
     found = list(texts_of(Source(str(place), pieces=how), DocumentEncoder(tokenizer), 8))
@@ -291,7 +289,7 @@ def test_a_folder_has_the_splits_that_datasets_finds_in_it(tmp_path, names):
     assert set(str(caught.value).partition("one of ")[2].split(", ")) == set(expected)
 
 
-def test_a_title_is_no_split_and_what_is_not_read_is_counted(tmp_path):
+def test_a_title_is_no_split_and_unread_entries_are_counted(tmp_path):
     names = [f"book {k}.txt" for k in range(12)] + ["eval.txt"]
     for name in names:
         (tmp_path / name).write_text(name)
@@ -322,7 +320,7 @@ def test_a_title_is_no_split_and_what_is_not_read_is_counted(tmp_path):
     assert unread_files(Source(str(tmp_path / "book 12.txt"))) == []
 
 
-def test_what_save_to_disk_wrote_is_read_by_split(tmp_path):
+def test_a_dataset_of_save_to_disk_is_read_by_split(tmp_path):
     import datasets
 
     parts = {name: datasets.Dataset.from_dict({"text": [name, "x"]}) for name in ("train", "test")}
@@ -348,14 +346,14 @@ def test_what_save_to_disk_wrote_is_read_by_split(tmp_path):
         list(read_documents(Source(str(tmp_path / "one"))))
 
 
-def test_a_split_of_what_has_none_is_refused(tmp_path):
+def test_a_split_of_data_without_splits_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     for data in (str(tmp_path / "a.txt"), as_place(["text"])):
         with pytest.raises(InputError, match="no split test: it has none"):
             list(read_documents(Source(data, split="test")))
 
 
-def test_a_dataset_repository_on_the_disk_is_streamed_and_no_hub_is_asked(tmp_path, monkeypatch):
+def test_a_dataset_repository_on_the_disk_is_streamed_without_the_hub(tmp_path, monkeypatch):
     """`conftest.py` fails a test that asks another machine, with or without HF_HUB_OFFLINE."""
     (tmp_path / "books").mkdir()
     card = ["---", "configs:", "- config_name: short", "  data_files:"]

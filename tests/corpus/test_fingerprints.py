@@ -65,11 +65,11 @@ def test_blocks_of_a_long_text_leave_no_passage_out(monkeypatch):
     ],
     ids=["line ends", "indents", "its beginning", "a window", "all in one", "a quarter"],
 )
-def test_a_text_is_told_again(changed):
+def test_a_text_is_repeated(changed):
     assert holds(known(*TOLD), changed)
 
 
-def test_a_short_text_is_told_again_as_a_whole():
+def test_a_short_text_is_repeated_as_a_whole():
     assert holds(known("the cat sat"), " the  cat\nsat ")
     assert not holds(known("the cat sat"), "the cat sat down")
 
@@ -81,7 +81,7 @@ def test_other_texts_and_a_licence_that_many_bear_are_not_taken_for_them():
     assert holds(trained, licence + TOLD[1])
 
 
-def test_what_is_read_counts_and_not_what_follows():
+def test_read_tokens_count_and_later_ones_do_not():
     """A long text of which a passage far behind was trained on, read up to there."""
     own = fingerprint(*(story(50) + TOLD[0],) * 2)
     trained = known(TOLD[0])
@@ -93,7 +93,7 @@ def test_what_is_read_counts_and_not_what_follows():
     assert whole.holds(first.contents, first.passages)
 
 
-def test_a_record_of_very_many_documents_is_bounded_and_says_so(monkeypatch):
+def test_a_record_of_very_many_documents_is_bounded_and_states_it(monkeypatch):
     monkeypatch.setattr(overlap, "MOST_DOCUMENTS", 40)
     monkeypatch.setattr(overlap, "MOST_PASSAGES", 400)
     many = [story(number) for number in range(60)]

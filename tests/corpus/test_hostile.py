@@ -218,7 +218,7 @@ def test_a_tokenizer_that_doubles_a_text(tmp_path, monkeypatch, times, says, let
 
 
 @pytest.mark.parametrize("has_file", [False, True])
-def test_a_tokenizer_class_that_counts_to_what_it_is_told(tmp_path, monkeypatch, has_file):
+def test_a_tokenizer_class_that_counts_to_a_given_number(tmp_path, monkeypatch, has_file):
     """Sixty bytes made a list of a thousand million names, in this very process."""
     monkeypatch.setattr(sandbox, "SECONDS", 1)
     monkeypatch.setattr(sandbox, "SECONDS_A_MEGABYTE", 0)

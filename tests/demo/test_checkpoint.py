@@ -30,7 +30,7 @@ def test_config_is_spelled_for_both_majors_of_transformers():
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
-def test_weights_are_small_and_the_card_says_what_was_trained():
+def test_weights_are_small_and_the_card_names_the_trained_parts():
     assert (CHECKPOINT / "model.safetensors").stat().st_size <= 4_000_000
     card = (CHECKPOINT / "README.md").read_text()
     assert "Retrieval was trained" in card

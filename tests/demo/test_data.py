@@ -29,7 +29,7 @@ def test_held_out_documents_have_no_sibling_in_training():
     assert held_out <= {d.package for d in others}
 
 
-def test_held_out_text_does_not_stand_in_training_under_another_name():
+def test_held_out_text_is_not_in_training_under_another_name():
     training, _ = sources.split(sources.read_documents(sources.library()))
     seen = {line.strip() for d in training for line in d.text.splitlines()}
     for row in bundled("held-out"):

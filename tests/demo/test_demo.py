@@ -147,7 +147,7 @@ def test_it_ends_in_sentences_of_its_numbers_with_the_verdict_first(tmp_path):
     assert text.index("perplexity at 1,024 tokens") < text.index("Gates\n")
 
 
-def test_a_failing_run_says_what_that_means_and_what_to_do(tmp_path, monkeypatch, capsys):
+def test_a_failing_run_explains_its_failure_and_the_next_step(tmp_path, monkeypatch, capsys):
     shown = a_demo(tmp_path, measured(12.5, -0.25, 0.3))
     monkeypatch.setattr(demo, "run", lambda *arguments: shown)
     code, said = run("demo", "-o", tmp_path / "it", capsys=capsys)
@@ -172,7 +172,7 @@ def test_a_failing_run_says_what_that_means_and_what_to_do(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_nothing_asked_for_a_network(shown, network):
+def test_nothing_used_a_network(shown, network):
     assert network.asked == []
 
 
@@ -281,7 +281,7 @@ def test_a_second_run_does_nothing_again_and_the_command_prints_it(shown, networ
     canaries.check(said.out + said.err, "what the command says")
 
 
-def test_an_interrupt_says_what_is_kept(tmp_path, monkeypatch):
+def test_an_interrupt_names_the_kept_results(tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 

@@ -53,7 +53,7 @@ def test_passkey_rows_state_the_answer_before(maker):
         assert answer in text_of(row.tokens[: row.scored[0]])
 
 
-def test_dense_rows_ask_only_for_what_was_stated(maker):
+def test_dense_rows_ask_only_about_stated_facts(maker):
     for step in range(40):
         row = maker.row("dense", 600, 0.0, derived_rng(step))
         groups = [[row.scored[0]]]
@@ -67,7 +67,7 @@ def test_dense_rows_ask_only_for_what_was_stated(maker):
             assert answer in text_of(row.tokens[: group[0]])
 
 
-def test_repeat_rows_score_what_was_there_before(maker):
+def test_repeat_rows_score_the_earlier_text(maker):
     for step in range(40):
         row = maker.row("repeat", 256, 0.0, derived_rng(step))
         answer = text_of(row.tokens[row.scored[0] :])

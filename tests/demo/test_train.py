@@ -45,7 +45,7 @@ def test_each_row_weighs_the_same_however_much_of_it_is_scored():
 
 
 @pytest.mark.slow
-def test_a_stopped_training_goes_on_to_the_same_weights(maker, tmp_path, monkeypatch):
+def test_a_stopped_training_resumes_to_the_same_weights(maker, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "STEP_TOKENS", 512)
     monkeypatch.setattr(train, "STAGES", train.STAGES[1:])  # 64 characters hold no passkey
     straight = Trainer(tmp_path / "straight", maker, seed=3, budget=4 * 512)

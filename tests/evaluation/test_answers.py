@@ -141,7 +141,7 @@ def same_unless_tied(model, item, one, other):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [None, 32])
 @pytest.mark.parametrize("backs", [True, False], ids=["crop", "no crop"])
-def test_what_is_said_is_what_greedy_decoding_says(kind, chunk, backs, monkeypatch):
+def test_the_answer_equals_greedy_decoding(kind, chunk, backs, monkeypatch):
     """Over a shared prefix, as separate prompts, and by transformers: the same tokens."""
     if not backs:  # as a recurrent model's cache
         monkeypatch.setattr(reading, "_crop", lambda *args: False)

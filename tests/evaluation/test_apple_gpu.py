@@ -27,7 +27,7 @@ def memory(monkeypatch):
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 5 << 30)
 
 
-def test_the_stand_in_has_no_float64_and_does_not_mix():
+def test_the_mps_substitute_has_no_float64_and_does_not_mix():
     there = torch.ones(3)
     with AppleGpu():
         assert there.device.type == "mps"
@@ -49,7 +49,7 @@ def evaluated(folder, capsys):
     return json.loads(heard.out), losses
 
 
-def test_an_evaluation_there_says_what_it_says_on_a_cpu(tmp_path, monkeypatch, capsys, memory):
+def test_an_evaluation_on_the_device_equals_the_one_on_a_cpu(tmp_path, monkeypatch, capsys, memory):
     right, losses = evaluated(tmp_path / "cpu", capsys)
 
     def loaded(*words):
@@ -89,7 +89,7 @@ def test_its_words_for_no_memory_become_a_sentence(said):
         raise RuntimeError(said)
 
 
-def test_where_it_is_not_it_is_refused_in_one_sentence(capsys):
+def test_if_it_is_missing_it_is_refused_in_one_sentence(capsys):
     if not torch.backends.mps.is_available():
         with pytest.raises(UsageError, match="finds no Apple GPU"):
             device_of(Evaluate(data="text.txt", device="mps"))

@@ -58,14 +58,14 @@ def test_answers_are_kept_as_they_were_said(whole):
     assert whole.results["variants"]["untouched"]["metrics"]["ruler@4096"]["n"] == 6
 
 
-def test_the_report_says_what_the_scores_are(whole):
+def test_the_report_names_the_scores(whole):
     text = (whole.path / "report.md").read_text()
     assert "mean of the 3 of RULER's thirteen tasks that ran at every length" in text
     assert text.count("not comparable with published RULER scores") == 4
     assert (whole.path / "plots/retrieval-vt.png").exists()
 
 
-def test_results_json_says_what_the_scores_are(whole):
+def test_results_json_describes_the_scores(whole):
     """One of a trace's five names is right: a share of 0.2, and no exact answer."""
     results = json.loads((whole.path / "results.json").read_text())
     assert "not comparable with published RULER scores" in results["ruler"]["note"]
@@ -79,7 +79,7 @@ def test_results_json_says_what_the_scores_are(whole):
             assert not [key for key in cell if "exact" in key]
 
 
-def test_the_pictures_say_what_the_scores_are(whole, monkeypatch):
+def test_the_pictures_name_the_scores(whole, monkeypatch):
     told, own = [], Colorbar.set_label
 
     def heard(bar, label, **more):
@@ -92,7 +92,7 @@ def test_the_pictures_say_what_the_scores_are(whole, monkeypatch):
     assert [label for label in told if label] == ["share named"] * 3
 
 
-def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):
+def test_an_unsolvable_task_is_not_measurable_and_not_zero(model, tmp_path):
     done = evaluate(model, tmp_path / "run", **ASKED)
     assert list(done.results["not_measurable"]) == ["niah_single_1", "niah_multikey_2", "vt"]
     assert done.results["variants"]["untouched"]["metrics"] == {}
@@ -104,7 +104,7 @@ def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):
     assert "not measurable here" in outcome.reason
 
 
-def test_what_it_cannot_do_is_said_on_the_terminal(model, capsys):
+def test_an_unsolvable_task_is_named_on_the_terminal(model, capsys):
     words = [f"--{key}={value}" for key, value in ASKED.items()]
     code, heard = run("eval", model, *words, capsys=capsys)
     assert code == 0
@@ -112,7 +112,7 @@ def test_what_it_cannot_do_is_said_on_the_terminal(model, capsys):
         assert f"{task} is not measurable here: inside its trained context" in heard.out
 
 
-def test_an_interrupted_run_goes_on_from_the_next_item(model, whole, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes_at_the_next_item(model, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(retrieval, "CAN_DO", 0.0)
     done = []
     hooks = Hooks(show=lambda read, *_: read and done.append(read), stop=lambda: len(done) >= 2)
@@ -123,7 +123,7 @@ def test_an_interrupted_run_goes_on_from_the_next_item(model, whole, tmp_path, m
     assert (done.path / "items.jsonl").read_bytes() == (whole.path / "items.jsonl").read_bytes()
 
 
-def test_the_forecast_is_what_is_read_at_most(model, monkeypatch):
+def test_the_forecast_is_the_most_that_is_read(model, monkeypatch):
     seen = []
     for name in ("fill_cache", "extend_cache"):
         own = getattr(TokenScorer, name)
@@ -156,7 +156,7 @@ def test_through_the_chat_template(model, tmp_path):
         assert len(item.prompt) + item.room < 4096
 
 
-def test_the_chat_template_is_told_more(model, tmp_path):
+def test_the_chat_template_gets_more_variables(model, tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
         TEMPLATE + "{% if enable_thinking is false %}[no]{% endif %}{{ tone }}"
@@ -206,7 +206,7 @@ def test_bad_input_is_a_sentence(model, more, error, said):
         '{"question": "Who?", "answers": ["I"], "passages": [" "]}',
     ],
 )
-def test_a_broken_file_of_passages_is_told_by_its_line(model, tmp_path, line):
+def test_a_broken_file_of_passages_is_refused_with_its_line(model, tmp_path, line):
     good = '{"question": "Who?", "answers": ["I"], "passages": ["I did."]}'
     (tmp_path / "own.jsonl").write_text(f"{good}\n\n{line}\n")
     more = {"tasks": "qa_1", "passages": str(tmp_path / "own.jsonl")}
@@ -220,7 +220,7 @@ def test_a_broken_file_of_passages_is_told_by_its_line(model, tmp_path, line):
         evaluation_of(model, **ASKED | more)
 
 
-def test_the_users_passages_are_asked(model, tmp_path):
+def test_questions_come_from_the_users_passages(model, tmp_path):
     known = [
         {"question": f"Who is {k}?", "answers": [f"M{k}"], "passages": [f"M{k} is {k}. " * 20]}
         for k in range(40)
@@ -234,7 +234,7 @@ def test_the_users_passages_are_asked(model, tmp_path):
     assert evaluation.reads.questions[0][0].references == (f"M{number}",)
 
 
-def test_of_lengths_that_are_too_short_the_longest_need_is_said(model):
+def test_the_longest_need_of_too_short_lengths_is_named(model):
     needs = []
     for name in ("copy,vt", "vt,copy", "vt"):
         with pytest.raises(UsageError, match=r"the task vt .* at least (\d+) tokens") as caught:
@@ -243,7 +243,7 @@ def test_of_lengths_that_are_too_short_the_longest_need_is_said(model):
     assert len(set(needs)) == 1
 
 
-def test_a_window_that_holds_no_question_is_told(tmp_path):
+def test_a_window_that_holds_no_question_is_reported(tmp_path):
     """Default lengths up to the model's 64 tokens: nothing fits, and the error names the least
     length."""
     own = str(write_checkpoint(tmp_path))

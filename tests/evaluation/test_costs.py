@@ -63,7 +63,7 @@ def test_memory_does_not_grow_with_the_vocabulary():
     assert many < 1.05 * few
 
 
-def test_a_chunk_is_taken_only_where_the_whole_does_not_fit():
+def test_chunks_are_used_only_if_the_whole_does_not_fit():
     shape = replace(shape_of(tiny(**LLAMA)), hidden=2048, feed_forward=8192)
     whole = choose_reading_mode(shape, 65536, 1 << 60, None, SLICE_BYTES)
     assert whole.chunk is None

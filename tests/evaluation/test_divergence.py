@@ -166,7 +166,7 @@ def test_divergence_is_read_back_and_a_run_resumes(place, whole):
     assert done.resumed == 4 * DOCUMENTS - 1
 
 
-def test_what_is_kept_is_known_by_name_and_an_edit_is_refused(place, tmp_path):
+def test_cached_models_are_known_by_name_and_an_edit_is_refused(place, tmp_path):
     output = tmp_path / "run"
     evaluate(str(place / "model"), output, **asked(place, kv="q4_0", max_docs=8))
     for path in output.rglob("*"):
@@ -186,7 +186,7 @@ def test_what_is_kept_is_known_by_name_and_an_edit_is_refused(place, tmp_path):
         ("yarn-4x+kv-q4_0:kl@256.value < 0", ["yarn-4x+kv-q4_0"]),
     ],
 )
-def test_a_gate_is_about_rounded_rows_where_it_says_so(whole, gate, models):
+def test_a_gate_reads_rounded_rows_if_it_names_them(whole, gate, models):
     outcomes = judge(whole, [parse_gate(gate)])
     assert [outcome.variant for outcome in outcomes] == models
     assert all(outcome.passed for outcome in outcomes)
@@ -255,7 +255,7 @@ def test_a_dry_run_refuses_a_cache_of_latent_vectors(place, tmp_path):
         count_job(tmp_path / "latent", **plain, kv="fp8")
 
 
-def test_what_cannot_be_compared_is_refused(place, tmp_path):
+def test_results_that_do_not_compare_are_refused(place, tmp_path):
     write_checkpoint(tmp_path / "capped", **HEADS)
     rows = len(AutoTokenizer.from_pretrained(place / "model"))
     model = tiny("gemma2", final_logit_softcapping=5.0, vocab_size=rows, **HEADS)

@@ -56,7 +56,7 @@ def test_stdout_is_the_result_and_stderr_the_narration(runs, capsys):
     assert "report.html" in said.err
 
 
-def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, capsys):
+def test_a_terminal_shows_one_table_of_lengths_and_the_rest_on_request(runs, capsys):
     printed = evaluated(runs, capsys=capsys)[1].out
     assert printed.count("\n\n") == 1  # the sure statement, then a table
     said, printed = printed.split("\n\n")
@@ -76,7 +76,7 @@ def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, cap
         assert title not in printed
 
 
-def test_json_is_one_document_and_what_the_file_holds(runs, capsys):
+def test_json_is_one_document_and_equals_the_file(runs, capsys):
     code, said = evaluated(runs, "--json", "--quiet", capsys=capsys)
     data = json.loads(said.out)
     check(data, "results")
@@ -201,7 +201,7 @@ def test_gates(runs, gate, code):
         ("tail@256 > 1 vs {runs}", "has no results of ropext eval"),
     ],
 )
-def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_read(
+def test_a_gate_on_an_unmeasured_metric_is_refused_before_anything_is_read(
     runs, capsys, tmp_path, monkeypatch, words, gate, said
 ):
     monkeypatch.chdir(tmp_path)
@@ -214,7 +214,7 @@ def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_read(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_gates_may_ask_is_what_is_measured(runs, tmp_path, capsys):
+def test_gates_accept_exactly_the_measured_metrics(runs, tmp_path, capsys):
     """The names known before the run are the names in the results, for each variant and for
     pairs."""
     arguments = [str(runs / "model"), "--data", str(runs / "docs.jsonl"), "--lengths", "64,256"]
@@ -325,7 +325,7 @@ def test_report_files(runs):
     assert not any(name in json.dumps(manifest) for name in ("time", "host", "user"))
 
 
-def test_what_models_and_corpora_say_is_escaped(runs, capsys, tmp_path):
+def test_text_of_models_and_corpora_is_escaped(runs, capsys, tmp_path):
     hostile = "<script>alert(1)</script>"
     write_checkpoint(tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / "<b>m<")
@@ -373,7 +373,7 @@ def test_compare_pairs_runs_and_names_winners(runs, capsys, tmp_path):
         assert (tmp_path / "compared" / name).exists()
 
 
-def test_a_model_of_another_base_is_not_held_against_the_first(runs, capsys):
+def test_a_model_of_another_base_is_not_compared_with_the_first(runs, capsys):
     code, said = run("compare", str(runs / "one"), f"{runs / 'two'}:yarn-4x", capsys=capsys)
     assert code == 2
     assert "two:yarn-4x was extended from another base than base; name its RUN without" in said.err
@@ -439,7 +439,7 @@ def test_answers_are_compared_with_the_truncated_baseline(runs, capsys, tmp_path
         (["one:yarn-4x"], "two models at least"),
     ],
 )
-def test_compare_refuses_what_does_not_compare(runs, capsys, specs, says):
+def test_compare_refuses_results_that_do_not_compare(runs, capsys, specs, says):
     code, said = run("compare", *(str(runs / spec) for spec in specs), capsys=capsys)
     assert code == 2
     assert says in said.err
@@ -486,7 +486,7 @@ def test_nought_is_an_answer_and_not_an_option_left_out(runs, capsys):
     ("more", "what"),
     [(("--seed", "-1"), "--seed must be at least 0"), (("--base", "x"), "--base goes with")],
 )
-def test_what_would_be_ignored_or_crash_is_refused(runs, capsys, more, what):
+def test_options_that_would_be_ignored_or_crash_are_refused(runs, capsys, more, what):
     code, said = evaluated(runs, *more, capsys=capsys)
     assert code == 2
     assert what in said.err

@@ -163,7 +163,7 @@ PLAIN = ["llama", "mixtral", "qwen3", "gpt_neox", "phi3", "mistral", "gemma3_tex
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tiles_are_used_where_the_head_is_a_plain_matrix_only(kind, dtype):
+def test_tiles_are_used_only_if_the_head_is_a_plain_matrix(kind, dtype):
     """A cap of 100 hides from bfloat16 logits of usual size, and is found all the
     same; the numbers are the model's own either way."""
     changes = KINDS[kind] | ({"final_logit_softcapping": 100.0} if kind == "gemma2" else {})
@@ -205,7 +205,7 @@ def test_the_cap_matters_here():
     assert np.abs(bare.numpy() - plain_nll(model, ids)).max() > 0.1
 
 
-def test_a_body_that_is_not_what_the_forward_calls_falls_back_to_whole_chunks():
+def test_a_body_that_the_forward_does_not_call_falls_back_to_whole_chunks():
     model, ids = tiny(), random_ids(96)
     # The forward adds something to the logits that depends on the input ids themselves.
     own = model.forward
@@ -221,7 +221,7 @@ def test_a_body_that_is_not_what_the_forward_calls_falls_back_to_whole_chunks():
     assert scorer.token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=5e-5)
 
 
-def test_a_slice_is_what_the_budget_allows():
+def test_a_slice_has_the_size_that_the_budget_allows():
     assert slice_for(int(HEAD_BYTES * 1000 * 512), 1000) == 512
     assert slice_for(int(HEAD_BYTES * 1000 * 511), 1000) == 256
     assert slice_for(1, 1000) == 16

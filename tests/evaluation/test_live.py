@@ -142,7 +142,7 @@ def test_a_base_in_8_bits_gains_nothing_over_itself(place):
     assert values["short_tax"].ci95 == (0, 0)
 
 
-def test_a_patched_model_has_the_values_of_what_save_writes(place, tmp_path):
+def test_a_patched_model_has_the_values_of_the_saved_directory(place, tmp_path):
     model = ropext.patch(loaded(place), method="yarn", factor=4)
     before = state(model)
     here = ropext.evaluate(model, **asked(place))
@@ -304,7 +304,7 @@ def test_two_models_in_memory_have_no_base_in_common(place, tmp_path):
     assert sum("base" in row["model"] for row in compared.table()) >= 2
 
 
-def test_what_was_trained_and_its_base_are_those_of_the_directory(place, tmp_path):
+def test_the_trained_parts_and_the_base_are_those_of_the_directory(place, tmp_path):
     ropext.extend(place / "model", tmp_path / "longer", method="yarn", factor=4, no_verify=True)
     tuned = tmp_path / "tuned"
     shutil.copytree(tmp_path / "longer", tuned)
@@ -378,7 +378,7 @@ def test_an_error_leaves_the_model_as_it_is(place):
         ({"tokenizer": "gpt2"}, "ropext.evaluate: tokenizer must be a tokenizer of transformers"),
     ],
 )
-def test_what_a_model_in_memory_has_already_is_refused(place, changes, sentence):
+def test_an_extension_that_a_model_in_memory_has_is_refused(place, changes, sentence):
     with pytest.raises(UsageError, match=f"^{sentence}"):
         ropext.evaluate(loaded(place), **asked(place, **changes))
 
@@ -391,7 +391,7 @@ def test_what_a_model_in_memory_has_already_is_refused(place, changes, sentence)
         (torch.nn.DataParallel, "a DataParallel", "model.module"),
     ],
 )
-def test_a_wrapper_of_torch_is_told_what_to_pass_instead(
+def test_a_torch_wrapper_is_refused_with_the_object_to_pass(
     place, tmp_path, call, wrapper, a_wrapper, inside
 ):
     wrapped = wrapper(loaded(place))
@@ -411,7 +411,7 @@ def test_a_wrapper_of_torch_is_told_what_to_pass_instead(
     ("wrapper", "inside"),
     [(torch.compile, "model._orig_mod"), (torch.nn.DataParallel, "model.module")],
 )
-def test_a_directory_is_made_of_what_a_wrapper_of_torch_holds(place, wrapper, inside):
+def test_a_directory_is_made_from_the_model_inside_a_torch_wrapper(place, wrapper, inside):
     """As `extend` and `verify` say, which read no model in memory."""
     wrapped = wrapper(loaded(place))
     sentence = (

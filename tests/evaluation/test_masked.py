@@ -99,7 +99,7 @@ def literal(model, place, length):
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 @pytest.mark.parametrize("method", ["linear", "copy"])
-def test_both_are_what_stock_reads_from_the_base_and_from_the_output(place, name, method):
+def test_both_equal_stocks_reading_of_the_base_and_of_the_output(place, name, method):
     load = AutoModelForMaskedLM.from_pretrained
     base, grown = load(place / name), load(place / f"{name}-{method}")
     saved = evaluate(str(place / f"{name}-{method}"), **asked(place))
@@ -143,7 +143,7 @@ def test_a_rotary_encoder_is_read_by_the_same_protocol(place, tmp_path):
     assert nll(done, "extended", TARGET) == pytest.approx(literal(grown, place, TARGET), abs=1e-5)
 
 
-def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_path, capsys):
+def test_tables_name_the_measure_and_other_tails_do_not_compare(place, tmp_path, capsys):
     linear, copy = str(place / "bert-linear"), str(place / "bert-copy")
     first = evaluate(linear, tmp_path / "linear", **asked(place))
     evaluate(copy, tmp_path / "copy", **asked(place))
@@ -199,12 +199,12 @@ def test_a_dry_run_counts_every_pass(place):
         ({"gates": [parse_gate("bpb@64 > 1")]}, "no such metric; there are tail@LENGTH"),
     ],
 )
-def test_what_is_not_measured_is_refused(place, changes, said):
+def test_an_unmeasured_metric_is_refused(place, changes, said):
     with pytest.raises(UsageError, match=said):
         evaluate(str(place / "bert-copy"), **asked(place, **changes))
 
 
-def test_what_has_no_head_is_sent_to_its_benchmark(place, tmp_path):
+def test_a_model_without_a_head_is_referred_to_its_benchmark(place, tmp_path):
     body = AutoModelForMaskedLM.from_pretrained(place / "bert").bert
     body.save_pretrained(tmp_path)
     wrapping_tokenizer().save_pretrained(tmp_path)
@@ -215,7 +215,7 @@ def test_what_has_no_head_is_sent_to_its_benchmark(place, tmp_path):
             evaluate(str(tmp_path), **asked(place, lengths="32,64"))
 
 
-def test_relative_positions_told_apart_by_a_key(place):
+def test_relative_positions_distinguished_by_a_key(place):
     """DeBERTa reads any length as it is: its base is also read untouched beyond its own."""
     keys = {"relative_attention": True, "position_buckets": 32, "pos_att_type": ["c2p", "p2c"]}
     keys |= KEYS | {"position_biased_input": False, "max_position_embeddings": CONTEXT}

@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_eval(place, found):
     assert tails == sorted(tails)
 
 
-def test_the_cost_is_said_before_it_starts_and_is_what_was_spent(found):
+def test_the_cost_is_printed_before_the_start_and_equals_the_spent_one(found):
     done, said, shown = found
     # 9 documents: the methods and Self-Extend at 256 tokens, and 7 windows of 64 for the base.
     assert done.tokens == 9 * ((len(COMPETING) + 1) * 256 + 7 * 64)
@@ -92,7 +92,7 @@ def test_the_cost_is_said_before_it_starts_and_is_what_was_spent(found):
     assert shown[0][1] == shown[-1][0] == shown[-1][1] == done.tokens
 
 
-def test_what_only_memory_holds_is_told_with_its_distance_to_the_lowest(place, found):
+def test_memory_only_variants_are_listed_with_their_distance_to_the_lowest(place, found):
     ranking = found[0].ranking
     behind = ranking.beside["self-extend"].value
     apart = ranking.tail_nll("self-extend").value - ranking.tail_nll(ranking.best).value
@@ -163,7 +163,7 @@ def test_below_eight_documents_there_is_a_warning_and_no_interval(place):
     assert done.ranking.taken == done.ranking.best
 
 
-def test_only_what_the_named_loaders_read_exactly_takes_part(place):
+def test_only_forms_that_the_named_loaders_read_exactly_take_part(place):
     snapshot = open_snapshot(str(place / "model"))
     plans, left_out = closed_forms(
         snapshot, extend.parse_extend({"factor": 4.0, "for_loaders": ("ctranslate2",)})
@@ -193,7 +193,7 @@ def test_a_tie_goes_to_the_form_that_more_loaders_read(place):
     assert order.index("pi") < order.index("llama3")
 
 
-def test_what_cannot_be_measured_is_refused_by_name(place):
+def test_an_unmeasurable_metric_is_refused_by_name(place):
     from transformers import ModernBertConfig
 
     model = place / "model"

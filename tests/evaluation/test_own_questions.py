@@ -129,7 +129,7 @@ def test_a_stated_length_is_the_room_as_in_ruler(model, tmp_path):
     assert [item.length + 1 for (item,) in groups.reads.questions] == [512, 512, 8192]
 
 
-def test_what_is_too_long_is_said_and_never_truncated(model, tmp_path):
+def test_a_request_that_is_too_long_gives_a_sentence_and_is_never_truncated(model, tmp_path):
     path = lines(tmp_path / "q.jsonl", [question(1), question(2, words=400), question(3)])
     evaluation = evaluation_of(model, tasks=path, lengths="512")
     assert len(evaluation.reads.questions) == 2
@@ -207,7 +207,7 @@ GOOD = json.dumps(question(1))
         (GOOD.encode(), "repeats the question of .*line 1"),
     ],
 )
-def test_a_broken_line_is_told_by_its_number(model, tmp_path, line, said):
+def test_a_broken_line_is_named_by_its_number(model, tmp_path, line, said):
     path = tmp_path / "q.jsonl"
     path.write_bytes(GOOD.encode() + b"\n\n" + line + b"\n")
     with pytest.raises(RopextError, match=r"q\.jsonl, line 3") as caught:

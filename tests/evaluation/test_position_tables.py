@@ -68,7 +68,7 @@ def literal(model, place, length, window):
 
 
 @pytest.mark.parametrize("method", ["linear", "copy"])
-def test_both_are_what_stock_reads_from_the_base_and_from_the_output(place, method):
+def test_both_equal_stocks_reading_of_the_base_and_of_the_output(place, method):
     base, grown = (AutoModelForCausalLM.from_pretrained(place / own) for own in ("base", method))
     saved = evaluate(str(place / method), **asked(place))
     memory = evaluate(str(place / "base"), **asked(place, method=method, factor="4"))
@@ -126,7 +126,7 @@ def test_a_base_whose_rows_are_not_all_there_is_the_recorded_one(place, tmp_path
     assert (lone.context, [v.label for v in lone.variants]) == (TARGET, ["base", "untouched"])
 
 
-def test_what_no_row_reads_is_refused(place):
+def test_an_option_that_no_row_reads_is_refused(place):
     options = asked(place, method="linear", factor="2,4")
     with pytest.raises(UsageError, match="reads 64 tokens and no more"):
         evaluate(str(place / "base"), **options)

@@ -48,7 +48,7 @@ def test_a_run_holds_no_file_that_the_page_does_not_name(folder):
     assert set(patterns) - kinds == {r"variants/[^/]+/lm-eval/[^/]+\.json"}  # not installed here
 
 
-def test_the_arrays_are_what_the_page_says(folder):
+def test_the_arrays_match_the_page(folder):
     place, losses = folder / "run", parquet.read_table(folder / "losses.parquet").to_pylist()
     results = json.loads((place / "results.json").read_text())
     store = place / "variants" / results["variants"]["yarn-4x"]["store"]

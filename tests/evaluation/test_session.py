@@ -115,7 +115,7 @@ def without_record(place, tmp_path, method):
     return str(out)
 
 
-def test_what_was_scaled_before_is_not_compared_with_itself(place, tmp_path):
+def test_a_scaled_base_is_not_compared_with_itself(place, tmp_path):
     lost = without_record(place, tmp_path, "yarn")
     found = line_up(lost, None, Evaluate(data="any"))
     assert [own.label for own in found.variants] == ["extended"]
@@ -368,7 +368,7 @@ def test_chunks_give_the_numbers_of_one_piece(place, whole):
         assert metric(done, label, "tail_nll@256") == pytest.approx(expected, abs=1e-4)
 
 
-def test_dropped_lengths_and_documents_are_said(place):
+def test_dropped_lengths_and_documents_are_named(place):
     write_documents(place / "mixed.jsonl", count=5, words=60)
     rows = (place / "mixed.jsonl").read_text()
     write_documents(place / "mixed.jsonl", count=7, words=20, seed=1)
@@ -395,7 +395,7 @@ def test_lengths_beyond_the_config_name_extend(place):
     assert any("`ropext extend` of the base makes a checkpoint" in line for line in heard)
 
 
-def test_the_dry_run_counts_what_is_then_done(place):
+def test_the_dry_run_counts_the_later_work(place):
     units = []
     hooks = Hooks(show=lambda done, total, what: units.append((done, total)))
     evaluate(str(place / "model"), **vars(hooks), **asked(place))
@@ -421,7 +421,7 @@ def test_the_dry_run_counts_the_bytes_of_the_weights(place, tmp_path, tied, dtyp
     assert costs.weight_bytes == sum(own.nbytes for own in model.parameters())
 
 
-def test_what_the_first_unit_took_is_said_and_kept(place, tmp_path):
+def test_the_time_of_the_first_unit_is_printed_and_kept(place, tmp_path):
     resource, heard = pytest.importorskip("resource"), []
     hooks = Hooks(say=heard.append)
     evaluate(str(place / "model"), tmp_path / "run", **vars(hooks), **asked(place))
@@ -499,7 +499,7 @@ def test_mistakes_get_one_sentence(place, changes, says):
         evaluate(str(place / "model"), **asked(place, **changes))
 
 
-def test_out_of_memory_names_the_options_and_keeps_what_is_finished(place, whole, monkeypatch):
+def test_out_of_memory_names_the_options_and_keeps_finished_work(place, whole, monkeypatch):
     from ropext.evaluation.forward import TokenScorer
 
     own, read = TokenScorer.token_nll, []

@@ -169,7 +169,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["bloom", "mpt"])
-def test_eval_reads_plain_and_scaled_slopes_beside_the_base(place, kind):
+def test_eval_reads_plain_and_scaled_slopes_and_the_base(place, kind):
     from transformers import AutoModelForCausalLM
 
     ropext.evaluate(
@@ -190,7 +190,7 @@ def test_eval_reads_plain_and_scaled_slopes_beside_the_base(place, kind):
 
 
 @pytest.mark.parametrize("options", [{}, {"method": ["interpolated"], "factor": [2]}])
-def test_what_stock_mpt_does_not_read_is_refused(place, options):
+def test_a_form_that_stock_mpt_does_not_read_is_refused(place, options):
     lengths = [CONTEXT, FACTOR * CONTEXT]
     with pytest.raises(UsageError, match=r"lengths=256: .*; extend further, or give shorter"):
         ropext.evaluate(place / "mpt", data=str(place / "data.jsonl"), lengths=lengths, **options)
@@ -237,7 +237,7 @@ def test_a_stock_checkpoint_is_refused_in_words(place, tmp_path, capsys):
     assert not (tmp_path / "saved").exists()
 
 
-def test_what_does_not_fit_is_refused_in_one_sentence():
+def test_an_option_that_does_not_fit_is_refused_in_one_sentence():
     with pytest.raises(UsageError, match="known for that: ntk-alibi, interpolated"):
         ropext.patch(tiny("mpt"), method="ntk", factor=FACTOR)
     with pytest.raises(UsageError, match=r"^theta is for rotary embeddings; this model has ALiBi"):

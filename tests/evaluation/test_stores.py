@@ -58,7 +58,7 @@ def test_all_that_decides_a_reading_is_in_the_name_of_its_store(place):
     )
 
 
-def test_a_run_with_other_settings_reads_what_is_new_and_leaves_nothing_else(place, tmp_path):
+def test_a_run_with_other_settings_reads_only_new_data_and_leaves_no_other_files(place, tmp_path):
     """The figures equal those from an empty folder, to the byte."""
 
     def read(path, methods, **more):

@@ -65,7 +65,7 @@ def worded(tmp_path_factory):
     return path
 
 
-def test_the_base_answers_what_a_loop_over_truncated_prompts_answers(demo):
+def test_the_base_answers_like_a_loop_over_truncated_prompts(demo):
     """The bundled model, trained on 256 tokens: a prompt of 512 keeps its last 256 tokens."""
     model = AutoModelForCausalLM.from_pretrained(find_bundled("ropext://demo", "model"))
     told = {(i.task, i.length, i.index, i.depth): i for i in demo.models["base"].items}

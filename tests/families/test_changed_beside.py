@@ -40,7 +40,7 @@ def read_by_stock(config):
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_no_plan_changes_a_key_beside(model_type):
+def test_no_plan_changes_an_unrelated_key(model_type):
     text_type, _ = tiny.text_part(model_type)
     planned = 0
     for spelling in (tiny.modern, tiny.legacy, tiny.bare):

@@ -20,7 +20,7 @@ NAMES = "from transformers import CONFIG_MAPPING, __version__; print(__version__
 
 
 @pytest.mark.slow
-def test_defaults_are_what_the_script_makes(tmp_path):
+def test_the_defaults_equal_the_scripts_output(tmp_path):
     """Compare the data with the installed transformers; a newer one may know more types."""
     installed = subprocess.check_output([sys.executable, "-W", "ignore", "-c", NAMES], text=True)
     version, *types = installed.split()
@@ -73,7 +73,7 @@ def test_composites_lead_to_known_types():
             assert known.path, name
 
 
-def test_the_types_whose_class_makes_mrope_are_those_in_whose_code_it_stands():
+def test_the_types_with_mrope_are_those_with_it_in_their_code():
     models = Path(importlib.util.find_spec("transformers").origin).parent / "models"
     code = {file.parent.name: file.read_text("utf-8") for file in models.glob("*/modeling_*.py")}
 

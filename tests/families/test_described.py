@@ -95,7 +95,7 @@ def differences(config, *kinds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_stock_shows_what_families_knows(name):
+def test_stock_agrees_with_families(name):
     config = CASES[name]
     model_type, text_type, _, _ = locate(config)
     listed = DIFFERENCES["types"] | DIFFERENCES["published"]
@@ -183,7 +183,7 @@ def test_an_answer_is_kept_by_config_and_version(asked, monkeypatch):
     assert len(jobs) == 2
 
 
-def test_a_damaged_answer_is_asked_for_again(asked, tmp_path):
+def test_a_damaged_answer_is_requested_again(asked, tmp_path):
     jobs, _ = asked
     read(NOVA)
     (kept,) = (tmp_path / "cache").rglob("*.json")
@@ -234,7 +234,7 @@ def test_two_configs_of_one_type_are_each_written_by_their_own_facts(asked):
     assert auto_class("nova", second.described) == "AutoModelForMaskedLM"
 
 
-def test_a_second_config_is_held_against_stock_too(asked):
+def test_a_second_config_is_compared_with_stock_too(asked):
     read(NOVA)
     asked[1]["answer"] = answer(theta=501.0)
     deeper = NOVA | {"num_hidden_layers": 3}
@@ -252,7 +252,7 @@ def test_a_second_config_is_held_against_stock_too(asked):
         {"max_position_embeddings": 1024},
     ],
 )
-def test_a_config_that_differs_in_its_rope_alone_is_held_against_stock_too(asked, other):
+def test_a_config_that_differs_in_its_rope_alone_is_compared_with_stock_too(asked, other):
     """The facts that it shares with a known config tell nothing about its own numbers."""
     jobs, told = asked
     read(NOVA)
@@ -276,7 +276,7 @@ def test_of_two_thetas_each_keeps_the_numbers_of_its_own(asked):
         families.read(other)
 
 
-def test_an_extended_config_is_not_asked_about_again(asked):
+def test_an_extended_config_is_not_described_again(asked):
     jobs, _ = asked
     read(NOVA)
     written = make_plan(NOVA, Extend(factor=4.0, method="pi")).config
@@ -284,12 +284,12 @@ def test_an_extended_config_is_not_asked_about_again(asked):
     assert len(jobs) == 1
 
 
-def test_a_config_that_python_holds_is_asked_about(asked):
+def test_an_in_memory_config_is_described_by_stock(asked):
     assert inspecting.inspect(NOVA).model.forms == ("default", "linear")
     assert len(asked[0]) == 1
 
 
-def test_what_an_extension_writes_decides_no_answer():
+def test_keys_that_an_extension_writes_change_no_answer():
     names = {*LENGTH_KEYS, "rope_scaling", "rope_parameters"}
     for row in FAMILIES.values():
         names |= {path.rpartition(".")[2] for path in (*row.theta, *row.partial)}
@@ -352,7 +352,7 @@ def test_an_answer_is_kept_by_all_of_the_childs_code(monkeypatch, tmp_path):
         assert stock._place_of(NOVA) != before, name
 
 
-def test_it_is_said_that_stock_is_asked(asked, tmp_path, capsys, monkeypatch):
+def test_the_question_to_stock_is_reported(asked, tmp_path, capsys, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(NOVA))
     told = asked[1]
     heard = []
@@ -395,7 +395,7 @@ def test_transformers_knows_its_model_types_alone():
         assert not stock.knows(name), name
 
 
-def test_a_config_that_stock_cannot_build_says_so(asked):
+def test_a_config_that_stock_cannot_build_is_reported(asked):
     asked[1]["answer"] = {"transformers": "9.9", "error": "ValueError: no such size"}
     with pytest.raises(InputError, match=r"transformers 9\.9 knows .* 'nova'.* no such size"):
         read(NOVA)
@@ -556,7 +556,7 @@ def test_a_longrope_of_latent_attention_is_sized_by_its_own_key():
     assert site.rope.spectrum.inv_freq == pytest.approx(wanted, rel=1e-12)
 
 
-def test_the_cache_of_a_described_type_is_counted_by_what_transformers_builds():
+def test_the_cache_of_a_described_type_is_counted_from_transformers_modules():
     with hidden("gemma4_text"):
         model = read(GEMMA4_31B)
     full = 10 * 2 * 4 * 512 * 524_288  # layers, keys and values, heads, channels, tokens

@@ -109,7 +109,7 @@ def lengths(*config, **told):
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_a_config_says(name):
+def test_facts_of_a_config(name):
     config, context, original = SAID[name]
     assert lengths(config) == (context, original)
     made = make_plan(config, Extend(method="pi", target=2 * context, even_so=True))
@@ -118,7 +118,7 @@ def test_what_a_config_says(name):
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_what_a_config_leaves_open_is_asked_for_and_not_guessed(name):
+def test_a_missing_fact_of_a_config_is_an_option_and_not_guessed(name):
     config, context, original = OPEN[name]
     for from_original in (False, True):
         wish = {"method": "pi", "target": 2 * context, "from_original": from_original}
@@ -140,7 +140,7 @@ def test_from_the_original_of_vicuna():
             assert made.main.wanted.inv_freq == pytest.approx([f / 8 for f in plain], rel=1e-12)
 
 
-def test_hunyuan_does_not_say_what_came_before_its_alpha():
+def test_hunyuans_config_does_not_hold_the_length_before_its_alpha():
     hunyuan = config("HunYuan")
     assert make_plan(hunyuan, Extend(method="pi", factor=2.0)).context == 32768
     with pytest.raises(UsageError, match="--original-context"):
@@ -149,7 +149,7 @@ def test_hunyuan_does_not_say_what_came_before_its_alpha():
     assert make_plan(hunyuan, Extend(method="pi", target=131072, **told)).factor == 32
 
 
-def test_what_contradicts_the_config_is_refused():
+def test_an_option_that_contradicts_the_config_is_refused():
     dynamic = llama(4096, type="dynamic", factor=2.0)
     for released in (configs.LLAMA, configs.LLAMA31, dynamic):
         with pytest.raises(InputError, match="--original-context 2048"):
@@ -168,7 +168,7 @@ COMMAND_R = LLAMA | {
 
 
 @pytest.mark.parametrize("text_type", ["cohere", "cohere2"])
-def test_command_r_reads_what_its_card_states(text_type):
+def test_command_r_reads_the_length_of_its_card(text_type):
     """Its card: 128K tokens; its config.json: 8,192 in one key and 131,072 in the other."""
     model = families.read(COMMAND_R | {"model_type": text_type})
     assert (model.context, model.scaled_sites[0].rope.original_context) == (131072, 131072)

@@ -60,7 +60,7 @@ def kept(plan) -> None:
 
 
 @pytest.mark.parametrize(("method", "from_original"), FORMS)
-def test_every_form_keeps_what_scales_the_queries(method: str, from_original: bool) -> None:
+def test_every_form_keeps_the_scale_of_the_queries(method: str, from_original: bool) -> None:
     wish = Extend(method=method, target=16384, from_original=from_original)
     plan = make_plan(MINISTRAL3, wish)
     assert plan.main.params["rope_type"] == FORMS[method, from_original]
@@ -76,7 +76,7 @@ def test_a_form_that_wants_another_length_gives_way(method: str) -> None:
     assert plan.main.params["rope_type"] not in ("yarn", "llama3")
 
 
-def test_a_spelling_that_lacks_it_is_told() -> None:
+def test_a_spelling_that_lacks_it_is_reported() -> None:
     bare = {k: v for k, v in PLAIN["rope_parameters"].items() if k != "llama_4_scaling_beta"}
     with pytest.raises(InputError, match=r"llama_4_scaling_beta is None but .* is 0\.1"):
         families.read(PLAIN | {"rope_scaling": bare})

@@ -15,7 +15,7 @@ from ropext.results.report import text
 from ropext.scaling import forms
 
 
-def test_a_context_that_is_told_replaces_the_stated_one():
+def test_a_given_context_replaces_the_configs():
     model = families.read(config("Llama 2"), context=2048)
     assert (model.context, model.stated_context) == (2048, 4096)
     assert model.sites[0].rope.context == 2048
@@ -170,7 +170,7 @@ def test_a_plan_is_the_authors_exactly_if_transformers_computes_the_same_of_both
         "gpt-oss": "YaRN 32 from 4,096 (gpt-oss), which its config has",
     }.items(),
 )
-def test_a_plan_that_differs_says_what_the_authors_publish(name, said):
+def test_a_plan_that_differs_names_the_authors_setting(name, said):
     method = "ntk" if name == "Qwen3.5" else None
     first = planned(name, factor=2.0, method=method)[0].warnings[0]
     assert first.startswith("[published] its authors publish ")
@@ -194,7 +194,7 @@ def test_a_shape_that_only_looks_alike_is_not_spoken_of():
     )
 
 
-def test_every_recipe_says_where_it_stands():
+def test_every_recipe_names_its_file():
     entries = packaged("published.json")
     assert len([entry for entry in entries if "card" not in entry]) == len(RECIPES) == 12
     others = [other for entry in entries for other in entry.get("others", ())]
@@ -243,7 +243,7 @@ def test_a_config_that_states_less_than_its_card_has_its_length_raised():
     assert not any("[published]" in one for one in stated.warnings)
 
 
-def test_sources_that_contradict_each_other_are_named_with_what_decides():
+def test_contradicting_sources_are_named_with_the_deciding_one():
     qwen = {
         "model_type": "qwen3_5_text",
         **LLAMA,

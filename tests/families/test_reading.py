@@ -102,7 +102,7 @@ def test_longrope_has_the_original_length_at_top_level():
     assert written(config("Phi-3-mini-128k"), form)["original_max_position_embeddings"] == 256
 
 
-def test_the_partial_factor_stands_at_top_level():
+def test_the_partial_factor_is_at_top_level():
     base = BASE | {"model_type": "phi"}
     rope = {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.75}
     del base["rope_theta"]
@@ -253,7 +253,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_configs_are_told_in_one_sentence(case):
+def test_bad_configs_give_one_sentence(case):
     bad, named = REFUSED[case]
     with pytest.raises(InputError, match=named) as told:
         families.read(bad)
@@ -319,7 +319,7 @@ def test_a_transformers_5_save_has_lost_its_theta():
     assert families.check_spellings(families.respell(saved)) == []
 
 
-def test_what_loaders_stumble_over_is_named():
+def test_keys_that_loaders_cannot_read_are_named():
     qwen = config("Qwen2.5 with its card's YaRN") | {"model_max_length": 1024}
     qwen["rope_scaling"] = qwen["rope_scaling"] | {"factor": 4}
     said = {p.key: p.sentence for p in families.check_spellings(qwen)}
@@ -333,7 +333,7 @@ def test_what_loaders_stumble_over_is_named():
     assert [p.key for p in families.check_spellings(null)] == ["rope_scaling"]
 
 
-def test_what_no_loader_minds_is_no_fault():
+def test_a_difference_that_no_loader_reads_is_no_fault():
     """Each is written otherwise by `respell`, and read alike by all: a class default without a
     dict (Apertus), absent rope_parameters, an integer theta at top level."""
     for name in ("Apertus by class default", "Llama 2", "gpt-oss"):
@@ -556,7 +556,7 @@ def test_neomme_gives_one_theta_to_every_layer_that_states_none():
     assert [site.rope.theta for site in families.read(own).sites] == [2e4, 3e5]
 
 
-def test_a_theta_that_stock_dbrx_ignores_is_said():
+def test_a_theta_that_stock_dbrx_ignores_is_noted():
     attention = {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8}}
     dbrx = {"model_type": "dbrx", "max_seq_len": 2048, "d_model": 6144, "n_heads": 48} | attention
     model = families.read(dbrx)
@@ -612,7 +612,7 @@ ROPE_KEYS = sorted({k for n in CONFIGS for k in (config(n).get("rope_scaling") o
 
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(sorted(CONFIGS)), st.sampled_from(KEYS + ROPE_KEYS), JSON)
-def test_any_value_at_any_key_is_read_or_told(name, key, value):
+def test_any_value_at_any_key_is_read_or_refused(name, key, value):
     broken = copy.deepcopy(config(name))
     text = broken.get("text_config", broken)
     holder = text
@@ -630,7 +630,7 @@ def test_any_value_at_any_key_is_read_or_told(name, key, value):
 @pytest.mark.parametrize(
     "key", ["num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"]
 )
-def test_layers_that_predict_further_tokens_are_said_to_follow(key):
+def test_layers_that_predict_further_tokens_are_reported_as_following(key):
     def said(count):
         model = families.read(config("Llama 2") | {key: count})
         return any("multi-token prediction" in note for note in model.notes)

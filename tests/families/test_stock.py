@@ -75,7 +75,7 @@ def outcome(process, model_type):
 
 
 @pytest.mark.parametrize("model_type", rotary_types())
-def test_stock_builds_what_was_read_and_written(stock, model_type):
+def test_stock_builds_the_read_and_written_spectrum(stock, model_type):
     left_out, found = outcome(stock, model_type)
     if left_out:
         pytest.skip(left_out)
@@ -102,7 +102,7 @@ def test_the_census_is_covered(stock, capsys):
 
 
 @pytest.mark.parametrize("model_type", [t for t in rotary_types() if not text_part(t)[1]])
-def test_what_was_written_reads_back(model_type):
+def test_the_written_file_reads_back(model_type):
     for case in cases(model_type):
         model = families.read(case.config)
         for site, wanted in zip(model.sites, case.wanted.values(), strict=True):
@@ -181,7 +181,7 @@ if os.environ.get("SPELLINGS") == "all":
 
 
 @pytest.mark.parametrize("model_type", SKIPPING)
-def test_the_layers_that_turn_are_those_that_were_read(stock, model_type):
+def test_the_layers_that_rotate_are_the_read_ones(stock, model_type):
     """Each attention gets the same hidden states at two sets of positions: if its output stays the
     same, it does not rotate. If none of them sees the whole text, ropext says that scaling does not
     help."""

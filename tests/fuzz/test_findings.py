@@ -113,7 +113,7 @@ DAMAGE = {
     [(k, v) for k, values in DAMAGE.items() for v in values],
     ids=lambda v: str(v)[:20],
 )
-def test_a_damaged_plan_is_told(checkpoint, tmp_path, monkeypatch, key, value):
+def test_a_damaged_plan_is_reported(checkpoint, tmp_path, monkeypatch, key, value):
     made = inspecting.plan(str(checkpoint), factor=4.0).to_json()
     made["sites"][0][key] = value
     made[key] = value

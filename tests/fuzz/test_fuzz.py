@@ -74,7 +74,7 @@ def test_two_of_five_get_as_far_as_a_plan(tally, capsys):
 
 
 @pytest.mark.slow
-def test_stock_builds_what_was_read_and_planned(tally, capsys):
+def test_stock_builds_the_read_and_planned_spectrum(tally, capsys):
     """At least seventy configs and plans; .ci/slow judges more of other inputs."""
     verdicts = oracle.judge(tally.planned, 100)
     with capsys.disabled():
@@ -123,7 +123,7 @@ def test_an_index_that_is_too_large_is_refused_before_it_is_read(tmp_path):
         campaign.open_snapshot(str(tmp_path / "base"))
 
 
-def test_the_fuzzer_notices_what_it_looks_for(tmp_path, monkeypatch):
+def test_the_fuzzer_finds_planted_faults(tmp_path, monkeypatch):
     """Each part of the promise, broken on purpose."""
     good = campaign.Input("config.json", json.dumps(seeds.SMALL_LLAMA).encode(), {}, True)
     good.options = {"factor": 4.0}
@@ -241,7 +241,7 @@ FINDINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FINDINGS)
-def test_what_was_found_once_is_found_again(tmp_path, monkeypatch, name):
+def test_a_found_result_is_found_again(tmp_path, monkeypatch, name):
     finding = FINDINGS[name]
     for mend in finding.mends:
         take_back(monkeypatch, *mend)
@@ -275,7 +275,7 @@ def wait(folder):
 
 @pytest.mark.skipif(not campaign.SCHEDULED.exists(), reason="reads what Linux counts")
 @pytest.mark.parametrize("hang", [compute, sleep, wait])
-def test_a_hang_of_each_kind_is_told(tmp_path, monkeypatch, hang):
+def test_a_hang_of_each_kind_is_reported(tmp_path, monkeypatch, hang):
     monkeypatch.setattr(campaign, "HANGS", 0.2)
     monkeypatch.setattr(campaign, "WAITS", 0.2)
     monkeypatch.setattr(campaign, "ASLEEP", 0.7)

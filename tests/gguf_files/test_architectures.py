@@ -68,7 +68,7 @@ def test_yarn_is_the_papers(tmp_path, arch):
         {"method": "ntk", "target": 4096, "again": True},
     ],
 )
-def test_the_pairs_of_gemma_4_that_stand_still_keep_their_divisors(tmp_path, options):
+def test_the_unrotated_pairs_of_gemma_4_keep_their_divisors(tmp_path, options):
     path, out = made(tmp_path / "m.gguf", "gemma4"), tmp_path / "o.gguf"
     if "target" in options and "method" in options:  # an already extended model
         ropext.extend(str(path), tmp_path / "one.gguf", factor=4.0, method="llama3")
@@ -96,7 +96,7 @@ def test_the_pairs_of_gemma_4_that_stand_still_keep_their_divisors(tmp_path, opt
         ("olmo2", {"method": "ntk"}),  # llama.cpp gives its windowed layers the same theta
     ],
 )
-def test_what_reaches_windowed_layers_or_is_not_read_is_refused(tmp_path, arch, options):
+def test_keys_of_windowed_layers_and_unread_keys_are_refused(tmp_path, arch, options):
     path = made(tmp_path / "m.gguf", arch)
     asked = 'method="yarn", beta_fast=8 ' if "beta_fast" in options else ""
     with pytest.raises(NotExpressible, match=f"{asked}cannot be .* reads of a {arch} GGUF"):
@@ -144,7 +144,7 @@ BLOB = {k: v for k, v in making.LLAMA.items() if k != "rope.freq_base"} | WINDOW
         ({"context_length": 131_072, "rope.freq_base": 1e6}, {"rms": 1e-6}, 1.0, (1e6, 1e4)),
     ],
 )
-def test_a_gemma_3_of_ollamas_converter_starts_from_what_ollama_gives_it(
+def test_a_gemma_3_of_ollamas_converter_starts_from_ollamas_default(
     tmp_path, more, general, factor, thetas
 ):
     if general:
@@ -309,7 +309,7 @@ def test_windows_alone_get_the_warning_of_a_directory(tmp_path, arch, type_):
     assert not inspecting.inspect(str(made(tmp_path / "n.gguf", arch))).model.obstacles
 
 
-def test_muse_glimmer_is_told_to_raise_its_length_alone(tmp_path):
+def test_muse_glimmer_gets_the_advice_to_raise_its_length_alone(tmp_path):
     path, out = made(tmp_path / "m.gguf", "muse-glimmer", WINDOWS), tmp_path / "o.gguf"
     with pytest.raises(UnsupportedModel, match=r"windowed layers only.*length_only=True"):
         ropext.extend(str(path), out, factor=4.0)

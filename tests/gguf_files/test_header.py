@@ -30,7 +30,7 @@ def path(tmp_path):
     return making.write(tmp_path / "model.gguf", general=KINDS, q8=["blk.0.attn_q.weight"])
 
 
-def test_equals_what_the_gguf_package_reads(path):
+def test_equals_the_gguf_packages_reading(path):
     own, oracle = read_gguf(path), gguf.GGUFReader(path)
     fields = {key: f for key, f in oracle.fields.items() if not key.startswith("GGUF.")}
     assert list(own.entries) == list(fields)
@@ -197,7 +197,7 @@ def test_values_that_a_model_cannot_have(tmp_path, key, item, said):
     assert str(caught.value).startswith(str(path))
 
 
-def test_what_is_no_model(tmp_path):
+def test_places_that_hold_no_model(tmp_path):
     path = making.write(tmp_path / "a.gguf", "frobnicate")
     with pytest.raises(UnsupportedModel, match="'frobnicate' is not in ropext's table"):
         inspecting.inspect(str(path))
@@ -325,7 +325,7 @@ def key(name, kind):
     return number("Q", len(name)) + name.encode() + number("I", kind)
 
 
-def test_what_a_sparse_file_holds_is_bounded_together(tmp_path):
+def test_tensors_of_a_sparse_file_are_bounded_together(tmp_path):
     """A few kilobytes in an archive: texts of 16 MB, lists of empty texts, keys without end."""
     text = [own for n in range(8) for own in (key(f"t{n}", 8) + number("Q", 1 << 22), 1 << 22)]
     half = (1 << 23) + 1

@@ -88,7 +88,7 @@ def test_a_form_that_the_architecture_reads_is_kept(model, tmp_path):
     assert ggml.keys(tmp_path / "long.gguf")["qwen2.rope.scaling.type"] == "yarn"
 
 
-def test_what_the_converter_makes_of_the_result_is_taken_too(model, tmp_path):
+def test_the_converters_gguf_of_the_result_is_accepted_too(model, tmp_path):
     base, _ = model
     wanted = extended(base, tmp_path / "out", method="longrope", pair_factors=FACTORS)
     lost = making.LLAMA | {"context_length": 1024, "rope.scaling.type": "longrope"}

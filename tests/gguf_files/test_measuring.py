@@ -169,7 +169,7 @@ def test_a_gguf_is_written_as_a_directory_that_transformers_loads(
     assert [path.name for path in out.parent.iterdir()] == ["directory"]
 
 
-def test_what_as_directory_refuses(models, tmp_path, capsys):
+def test_refusals_of_as_directory(models, tmp_path, capsys):
     out = tmp_path / "out"
     for words, reason in (
         ((DEMO, "--factor", "2"), "is no GGUF"),
@@ -189,7 +189,7 @@ def test_what_as_directory_refuses(models, tmp_path, capsys):
     assert [path.name for path in out.iterdir()] == ["mine"]
 
 
-def test_what_needs_no_weights_is_refused_before_they_are_made(models, monkeypatch, tmp_path):
+def test_mistakes_are_refused_before_weights_are_made(models, monkeypatch, tmp_path):
     def load(*_):
         raise AssertionError("weights were made")
 
@@ -203,7 +203,7 @@ def test_what_needs_no_weights_is_refused_before_they_are_made(models, monkeypat
         ropext.evaluate(file, tasks="copy", lengths="256", losses=tmp_path / "losses.parquet")
 
 
-def test_what_cannot_be_dequantised_is_said(tmp_path):
+def test_tensors_that_cannot_be_dequantised_are_named(tmp_path):
     path = making.write(tmp_path / "m.gguf", "smollm3")
     with (
         pytest.raises(InputError, match="cannot be dequantised by transformers"),
@@ -222,7 +222,7 @@ TINY |= {"held_out": 2, "start": "yarn", "device": "cpu"}
 
 
 @pytest.mark.slow
-def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path, monkeypatch):
+def test_factors_fitted_on_a_file_are_written_into_a_file(models, tmp_path, monkeypatch):
     _, file = models
     out, said, committed = tmp_path / "out", [], []
     commit = staging._commit
@@ -259,7 +259,9 @@ def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path, monkeypatch
         ("deepseek2", "longrope", "", "ntk"),
     ],
 )
-def test_a_fit_moves_what_the_architecture_carries(tmp_path, arch, within, begins, nearest):
+def test_a_fit_trains_the_factors_that_the_architecture_holds(
+    tmp_path, arch, within, begins, nearest
+):
     more = {"attention.kv_lora_rank": 16} if arch == "deepseek2" else {}
     path = making.write(tmp_path / "m.gguf", arch, making.LLAMA | more)
     options = Fit(factor=4.0, within=within)
@@ -272,7 +274,7 @@ def test_a_fit_moves_what_the_architecture_carries(tmp_path, arch, within, begin
     assert f"of the narrower forms, --within {nearest} is carried exactly" in str(told.value)
 
 
-def test_what_the_file_cannot_carry_is_refused_before_the_fit(models, tmp_path):
+def test_a_form_that_the_file_cannot_hold_is_refused_before_the_fit(models, tmp_path):
     """Told of the directory that was made of it, whose own config could say it."""
     directory, file = models
     options = Fit(factor=2.0, within="longrope")

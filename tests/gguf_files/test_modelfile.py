@@ -156,7 +156,7 @@ def test_every_setting_of_ollama_is_in_the_modelfile(store, tmp_path, capsys, ou
         ("a\u2028FROM evil", "it has characters that Ollama drops"),
     ],
 )
-def test_what_no_quotes_hold_is_left_out_and_named(value, why):
+def test_arguments_that_cannot_be_quoted_are_left_out_and_named(value, why):
     made = Modelfile("ollama:x")
     made.add("SYSTEM", value)
     assert made.commands == []

@@ -192,14 +192,14 @@ def test_ollama_names_a_model_after_its_file(file, name):
     assert ollama_name(file) == name
 
 
-def test_the_line_that_writes_a_file_writes_what_the_others_run(base):
+def test_the_line_that_writes_a_file_writes_the_others_settings(base):
     shown = plan_screen(inspecting.plan(str(base), factor=4.0, method="yarn"))
     assert shown.count("OUT.gguf") >= 3
     words = " ".join(shown.replace("\\\n", " ").split())  # a long line is continued
     assert f"ropext extend {base} --method yarn --factor 4 -o OUT.gguf" in words
 
 
-def test_far_out_a_file_is_told_what_it_can_take(base, tmp_path):
+def test_far_targets_of_a_file_name_the_forms_that_it_can_hold(base, tmp_path):
     """It takes no gradients, and llama.cpp has no Self-Extend that is right."""
     warnings = inspecting.plan(str(base), factor=64.0, method="yarn").warnings
     (far,) = [warning for warning in warnings if warning.startswith("[far]")]
@@ -222,7 +222,7 @@ def test_a_file_that_is_scaled_needs_no_scaling_from_the_environment(base, tmp_p
     assert "LLAMA_ARG" not in again
 
 
-def test_what_ollama_reads_lies_in_a_directory_too(base, tmp_path):
+def test_the_modelfile_is_in_a_directory_too(base, tmp_path):
     """What the printed line names is there, and a second run replaces it."""
     done = extend(base, tmp_path / "out")
     ollama = next(one for one in done.plan.serving(str(tmp_path / "out")) if one.loader == "ollama")
@@ -270,7 +270,7 @@ def test_ollamas_lines_can_be_pasted(base, monkeypatch):
     assert "ropext extend MODEL.gguf --length-only --target 1024 -o OUT.gguf" in rows
 
 
-def test_what_ollama_reads_lies_beside_the_file(base, tmp_path):
+def test_the_modelfile_is_next_to_the_file(base, tmp_path):
     """The Modelfile has two lines, and a comment that names its writer; an edited one stays, and a
     note names it."""
     out, beside = tmp_path / "my long.gguf", tmp_path / "my long.gguf.Modelfile"
@@ -293,7 +293,7 @@ def test_the_same_extension_gives_the_same_bytes(base, tmp_path):
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
 
 
-def test_a_second_extension_goes_on_from_the_first(base, tmp_path):
+def test_a_second_extension_starts_from_the_first(base, tmp_path):
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
     first = extend(base, one, method="yarn").plan.main.wanted
     second = extend(one, two, target=2048, factor=None, method="pi", again=True)
@@ -410,7 +410,7 @@ def test_rope_factors_in_a_later_part_are_read_and_never_doubled(tmp_path):
     assert not (tmp_path / "moved").exists()
 
 
-def test_what_an_architecture_cannot_carry_is_refused(tmp_path):
+def test_a_form_that_an_architecture_cannot_hold_is_refused(tmp_path):
     path = making.write(tmp_path / "q.gguf", "qwen2")
     extend(path, tmp_path / "ok.gguf", method="yarn", attention_factor=1.3)
     for wanted in ({"method": "llama3"}, {"method": "yarn", "beta_fast": 8.0}):
@@ -423,7 +423,7 @@ def test_what_an_architecture_cannot_carry_is_refused(tmp_path):
     ("arch", "options"),
     [("llama", {"method": "yarn"}), ("qwen3", {"method": "yarn"}), ("gemma3", {"method": "ntk"})],
 )
-def test_ollama_runs_what_llama_cpp_runs(tmp_path, arch, options):
+def test_ollama_runs_the_same_files_as_llama_cpp(tmp_path, arch, options):
     path = making.write(tmp_path / "m.gguf", arch)
     made = inspecting.plan(str(path), factor=4.0, **options)
     said = {own.loader: own.verdict for own in made.readings}
@@ -440,7 +440,7 @@ def test_ollama_runs_what_llama_cpp_runs(tmp_path, arch, options):
         ("gemma3", {}),
     ],
 )
-def test_the_length_alone_leaves_what_ggml_computes(tmp_path, arch, more):
+def test_the_length_alone_does_not_change_ggmls_result(tmp_path, arch, more):
     path, out = making.write(tmp_path / "m.gguf", arch, making.LLAMA | more), tmp_path / "l.gguf"
     extend(path, out, factor=None, target=2048, length_only=True)
     assert ggml.keys(out)[f"{arch}.context_length"] == 2048
@@ -453,7 +453,7 @@ def test_the_length_alone_leaves_what_ggml_computes(tmp_path, arch, more):
 
 
 @pytest.mark.parametrize(("arch", "named"), [("gemma3", True), ("llama", False)])
-def test_the_scaling_is_named_where_ollama_would_add_one(tmp_path, arch, named):
+def test_the_scaling_is_named_if_ollama_would_add_one(tmp_path, arch, named):
     """It gives a Gemma 3 of 131,072 tokens linear 8 where rope.scaling.type is absent."""
     path, out = making.write(tmp_path / "m.gguf", arch), tmp_path / "long.gguf"
     extend(path, out, method="ntk")
@@ -504,7 +504,7 @@ def test_an_extended_mistral_of_ollamas_converter_says_llama_cpps_names(tmp_path
     assert kept["mistral3.rope.scaling.original_context_length"] == 64
 
 
-def test_a_temperature_of_queries_counts_from_where_it_counted(tmp_path):
+def test_a_temperature_of_queries_keeps_its_starting_position(tmp_path):
     """llama.cpp takes context_length for it if the file has no original length."""
     path = making.write(
         tmp_path / "m.gguf", "mistral3", making.LLAMA | {"attention.temperature_scale": 0.1}
@@ -620,7 +620,7 @@ def test_a_wrong_file_gets_no_name(base, tmp_path, monkeypatch, where):
     assert not (tmp_path / "long.gguf").exists()
 
 
-def test_verify_sees_what_somebody_changed(base, tmp_path):
+def test_verify_finds_an_edit(base, tmp_path):
     out = tmp_path / "long.gguf"
     extend(base, out, method="llama3", hash=True)
     assert verifying.verify(out, deep=True).passed

@@ -23,7 +23,7 @@ def test_a_difference_is_seen_and_rounding_is_not():
     assert transcript.differences("loss 2.6413 at 512\n", wanted)
 
 
-def test_a_transcript_written_anew_keeps_the_lines_that_only_rounding_changed():
+def test_a_rewritten_transcript_keeps_lines_that_only_rounding_changed():
     wanted = "loss 2.6413 at 512\nthe old word\nloss 1.5 at 256\n"
     found = "loss 2.6414 at 512\na new word\nand one more\nloss 1.7 at 256\n"
     merged = transcript.merged(found, wanted)
@@ -31,7 +31,7 @@ def test_a_transcript_written_anew_keeps_the_lines_that_only_rounding_changed():
     assert not transcript.differences(found, merged)
 
 
-def test_a_transcript_is_made_from_those_that_it_reads():
+def test_a_transcript_is_made_from_the_transcripts_that_it_reads():
     assert [case.name for case in needed(["compare"])] == ["extend", "finetune", "eval", "compare"]
     assert needed([]) == list(CASES)
 

@@ -18,7 +18,7 @@ def test_an_attention_that_the_class_does_not_have_is_the_options_fault(demo):
 
 
 @pytest.mark.parametrize("error", [ValueError("attn_implementation"), ImportError("a package")])
-def test_what_else_fails_is_not_whatever_its_message_says(demo, error):
+def test_other_failures_keep_their_kind_whatever_the_message(demo, error):
     with (
         pytest.raises(InputError, match="cannot be loaded as a causal language model"),
         loading_errors(demo, Loading(attention="sdpa")),

@@ -77,7 +77,7 @@ COUNTS = [
 @pytest.mark.parametrize(
     ("kind", "name"), COUNTS, ids=[f"{kind.__name__}.{name}" for kind, name in COUNTS]
 )
-def test_what_reads_4k_is_what_the_flags_and_the_schema_say(kind, name):
+def test_lengths_like_4k_are_accepted_where_flags_and_schema_declare_them(kind, name):
     try:
         kind(**{name: "4k"})
         reads = True
@@ -96,7 +96,7 @@ def test_what_reads_4k_is_what_the_flags_and_the_schema_say(kind, name):
         ({"target": True}, "--target must be a whole number, was True"),
     ],
 )
-def test_what_is_no_length_is_refused_by_its_flag(given, words):
+def test_a_wrong_length_is_refused_with_its_flag(given, words):
     with pytest.raises(UsageError, match=words):
         Extend(**given)
 
@@ -117,7 +117,7 @@ def test_a_factor_that_gives_no_whole_number_is_rounded_up(context, factor, targ
     assert extend.resolve_target(Extend(factor=factor), context) == target
 
 
-def test_neither_factor_nor_target_says_what_to_give():
+def test_neither_factor_nor_target_names_the_options_to_give():
     with pytest.raises(UsageError, match="--factor 4, or --target 16384"):
         extend.resolve_target(Extend(), 4096)
 
@@ -219,7 +219,7 @@ def test_an_option_that_says_nothing_of_itself_decides_the_numbers():
     assert options.deciding(NEUTRAL)["device"] == "cpu"
 
 
-def test_an_option_at_its_default_stands_in_no_key():
+def test_an_option_at_its_default_is_in_no_key():
     """A folder from before the option was added resumes with it."""
     before = Evaluate(data="a.txt", seed=3)
     assert before.deciding(NUMBERS) == {"seed": 3}
@@ -235,7 +235,7 @@ def test_types_of_weights_have_the_names_that_other_programs_give_them():
         Finetune(dtype="fp16")
 
 
-def test_documents_that_ropext_wrote_are_read_without_what_says_how_the_users_are_stored():
+def test_documents_that_ropext_wrote_are_read_without_the_users_format_options():
     class Skipping(Evaluate):
         skip_first: Stored[int] = wanted(3, "tokens")
 
@@ -244,7 +244,7 @@ def test_documents_that_ropext_wrote_are_read_without_what_says_how_the_users_ar
     assert Fit.unstored().keys() == {"column", "split", "split_documents"}
 
 
-def test_an_option_of_a_running_server_says_so_in_its_type(monkeypatch):
+def test_an_option_of_a_running_server_is_marked_in_its_type(monkeypatch):
     given = {"endpoint": "http://localhost:1", "skip_first": 1}
     for kind, heeded in ((int, False), (Served[int], True)):
         fields = {"__annotations__": {"skip_first": kind}, "skip_first": wanted(3, "tokens")}
@@ -261,7 +261,7 @@ def test_a_depth_named_twice_is_refused():
         Evaluate(tasks="passkey", depths="0.5,0.5,1")
 
 
-def test_changed_options_keep_what_was_not_given():
+def test_changed_options_keep_the_options_that_were_not_given():
     asked = Evaluate(data="held-out", items=3)
     again = asked.changed(max_docs=2)
     assert (again.items, again.max_docs, again.lengths) == (3, 2, ())

@@ -48,7 +48,7 @@ def sample(info):
 
 
 @pytest.mark.parametrize("section", OPTION_CLASSES)
-def test_every_option_is_a_key_of_its_section_or_says_where_it_is(section):
+def test_every_option_is_a_key_of_its_section_or_names_its_place(section):
     for name in OPTION_CLASSES[section].model_fields:
         here = name in SECTIONS[section].model_fields
         assert here != (name in ELSEWHERE.get(section, ())), name
@@ -138,7 +138,7 @@ def test_the_fit_takes_how_far_and_for_whom_from_extend():
     )
 
 
-def test_one_seed_for_all_sections_but_those_that_name_their_own():
+def test_one_seed_serves_all_sections_without_their_own():
     asked = job.read(
         SMALL
         | {
@@ -180,7 +180,7 @@ def test_one_seed_for_all_sections_but_those_that_name_their_own():
         ),
     ],
 )
-def test_what_the_options_refuse_is_told_with_the_section_and_its_line(tmp_path, text, words):
+def test_a_refused_recipe_key_is_named_with_its_section_and_line(tmp_path, text, words):
     path = tmp_path / "r.yaml"
     path.write_text(text)
     with pytest.raises(RopextError) as caught:
@@ -188,7 +188,7 @@ def test_what_the_options_refuse_is_told_with_the_section_and_its_line(tmp_path,
     assert words in str(caught.value), str(caught.value)
 
 
-def test_what_the_options_refuse_names_what_the_command_line_changed(tmp_path):
+def test_a_refused_option_names_the_command_lines_change(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text(
         "model: a\nextend: {factor: 2}\nfinetune: {data: b, window: 64, strategy: pose}\n"
@@ -198,7 +198,7 @@ def test_what_the_options_refuse_names_what_the_command_line_changed(tmp_path):
         job.read(path, ["extend.factor=4", "finetune.strategy=full"])
 
 
-def test_a_name_is_a_bundled_recipe_where_there_is_no_such_file(tmp_path, monkeypatch):
+def test_a_name_is_a_bundled_recipe_if_there_is_no_such_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert job.read("smoke-test").source.name == "smoke-test.yaml"
     (tmp_path / "smoke-test").write_text("model: mine\nextend: {factor: 2}\n")
@@ -209,7 +209,7 @@ def test_a_name_is_a_bundled_recipe_where_there_is_no_such_file(tmp_path, monkey
         job.read("sub/smoke-test")
 
 
-def test_the_schema_says_of_each_key_what_the_reader_takes():
+def test_the_schema_describes_each_key_as_the_reader_accepts_it():
     made = schema()
     assert json.loads(json.dumps(made)) == made
     assert made["additionalProperties"] is False

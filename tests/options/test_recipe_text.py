@@ -108,7 +108,7 @@ def test_a_word_that_yaml_takes_for_something_else_stays_a_text():
         ("model: a\nextend: {theta: x}\nfinetune: {}\n", ["extend.theta must be"]),
     ],
 )
-def test_what_is_refused_is_named_with_its_line(text, words):
+def test_a_refused_line_is_named(text, words):
     with pytest.raises((InputError, UsageError)) as caught:
         given(text)
     for word in words:
@@ -229,7 +229,7 @@ def test_overrides_are_typed_like_the_file_and_count_from_the_working_directory(
         ("evaluate.method=pi", "it is a key of extend"),
     ],
 )
-def test_a_wrong_override_is_told_with_its_neighbours(word, words):
+def test_a_wrong_override_is_refused_with_similar_names(word, words):
     with pytest.raises(UsageError) as caught:
         given(GOOD, words=[word])
     assert words in str(caught.value)

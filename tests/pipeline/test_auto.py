@@ -56,7 +56,7 @@ def texts_of(path):
         (("--data", "ropext://held-out", "evaluate.fail_if=no:tail@512 > 9"), "no variant 'no'"),
     ],
 )
-def test_what_a_choice_cannot_do_is_refused_and_nothing_is_written(
+def test_an_impossible_choice_is_refused_and_nothing_is_written(
     tmp_path, monkeypatch, capsys, words, said
 ):
     monkeypatch.chdir(tmp_path)
@@ -66,7 +66,7 @@ def test_what_a_choice_cannot_do_is_refused_and_nothing_is_written(
     assert said in heard.err
 
 
-def test_an_output_that_is_there_is_told_before_anything_is_read(tmp_path, monkeypatch, capsys):
+def test_an_existing_output_is_refused_before_anything_is_read(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine").write_text("of another")
@@ -77,7 +77,7 @@ def test_an_output_that_is_there_is_told_before_anything_is_read(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_a_choice_refuses_is_refused_before_a_weight_is_fetched(tmp_path, monkeypatch):
+def test_an_impossible_choice_is_refused_before_a_weight_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr(ChoiceStep, "key", lambda _: pytest.fail("weights were read"))
     with pytest.raises(InputError, match="none of its documents reaches"):
         ropext.extend(
@@ -107,13 +107,13 @@ def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
         ({"method": "auto", "data": HELD_OUT, "budget": "9tokens"}, "unknown option 'budget'"),
     ],
 )
-def test_python_is_refused_what_the_command_line_is(tmp_path, options, said):
+def test_python_refuses_the_same_as_the_command_line(tmp_path, options, said):
     with pytest.raises((InputError, UsageError), match=said):
         ropext.extend("ropext://demo", tmp_path / "out", factor=2, **options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkeypatch, capsys):
+def test_a_dry_run_lists_the_candidates_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = (*AUTO, "--data", "ropext://held-out", "-o", "out", "--dry-run", "--json")
     code, heard = run(*words, capsys=capsys)
@@ -132,7 +132,7 @@ def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkey
         assert told["stages"]["choose"] == said
 
 
-def test_what_a_run_refuses_is_refused_before_a_choice_too(tmp_path, monkeypatch, capsys):
+def test_a_run_refuses_its_mistakes_before_a_choice(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ropext.pipeline.choosing.choose", lambda *_: pytest.fail("it chose"))
     (tmp_path / "out").mkdir()
@@ -176,7 +176,7 @@ def test_another_value_chooses_again(tmp_path, word):
         assert inputs(job.read(named)) != before
 
 
-def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(tmp_path):
+def test_documents_of_the_verdict_share_no_text_with_those_of_the_choice(tmp_path):
     """One that has chooses too, and the next takes its place."""
     recipe = {"model": "ropext://demo", "extend": {"method": "auto", "factor": 2}}
 
@@ -376,7 +376,9 @@ def counting(folder, reach, last=0):
         ("any", 40, "on truncated text the base predicts the last tokens before 128 better"),
     ],
 )
-def test_a_verdict_is_what_is_known_of_the_model(tmp_path, monkeypatch, capsys, reach, last, said):
+def test_a_verdict_follows_from_the_facts_of_the_model(
+    tmp_path, monkeypatch, capsys, reach, last, said
+):
     monkeypatch.chdir(tmp_path)
     data = counting(tmp_path, reach, last)
     words = ("extend", "counts", "--factor", "2", "--method", "auto", "--data", data)
@@ -427,7 +429,9 @@ def test_a_model_that_extending_helps_with_one_file_for_all(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_few_documents_go_on_and_say_what_they_cannot_know(tmp_path, monkeypatch, capsys):
+def test_few_documents_are_measured_and_the_unknown_intervals_are_named(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     long = [text for text in HELD_OUT if len(text) > 3000][:7]
     data = write(tmp_path / "few.jsonl", long)

@@ -37,7 +37,7 @@ def work(tmp_path_factory):
     return place, measured, ropext.compare(*runs, output=place / "compared")
 
 
-def test_a_folder_gives_what_its_call_gave(work):
+def test_a_folder_gives_the_values_of_its_call(work):
     place, measured, compared = work
     opened = ropext.open(place / FOLDER)
     assert type(opened) is type(measured)
@@ -52,7 +52,7 @@ def test_a_folder_gives_what_its_call_gave(work):
     assert again.table() == compared.table()
 
 
-def test_an_output_gives_what_its_call_gave(work):
+def test_an_output_gives_the_values_of_its_call(work):
     place, _, _ = work
     made = ropext.extend(
         "ropext://demo", place / "longer", factor=2, method="pi", no_verify=True, force=True
@@ -222,7 +222,7 @@ def test_a_gate_is_judged_again_if_the_run_that_it_names_changed(work, tmp_path)
         ropext.run(recipe, output)
 
 
-def test_what_is_no_result_is_a_sentence(tmp_path):
+def test_a_wrong_result_gives_a_sentence(tmp_path):
     (tmp_path / "file").write_text("no result")
     for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
         with pytest.raises(InputError, match="holds no result of ropext; give what `ropext ext"):

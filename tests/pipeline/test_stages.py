@@ -152,7 +152,7 @@ def test_changed_weights_of_the_base_are_seen_though_their_header_is_the_same(tm
     assert (tmp_path / "out/model.safetensors").read_bytes() == bytes(content)
 
 
-def test_what_was_deleted_or_edited_is_made_again(tmp_path):
+def test_deleted_or_edited_files_are_made_again(tmp_path):
     go()
     (tmp_path / "out.run/extended/out/config.json").write_text("{}")
     done, said = go()
@@ -177,7 +177,7 @@ def test_an_output_that_this_run_did_not_write_needs_force(tmp_path):
     assert (tmp_path / "out/README.md").read_text() == "mine"
 
 
-def test_what_a_run_replaces_is_kept_beside_it_where_that_is_asked_for(tmp_path, capsys):
+def test_a_replaced_output_is_kept_on_request(tmp_path, capsys):
     recipe = "model: ropext://demo\nextend: {{method: {}, factor: 2, no_verify: true}}\n"
     outputs = []
     for method in ("yarn", "pi", "ntk"):
@@ -249,7 +249,7 @@ def test_from_and_only(tmp_path):
             go(**{flag: name})
 
 
-def test_a_changed_version_is_said_and_nothing_is_done_again(tmp_path):
+def test_a_changed_version_is_reported_and_nothing_is_repeated(tmp_path):
     go()
     path = tmp_path / "out.run/stages/extend/run.json"
     record = json.loads(path.read_text())
@@ -298,7 +298,7 @@ def write_manifest(path, content):
     manifest(path.parent, rest.pop("command"), rest.pop("decides"), **rest)
 
 
-def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path):
+def test_a_begun_stage_resumes_and_a_finished_one_is_reused(tmp_path):
     go()
     path = tmp_path / "out.run/stages/extend/run.json"
     record = json.loads(path.read_text())
@@ -314,7 +314,7 @@ def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "plan.json", "report.html"])
-def test_a_file_that_cannot_be_replaced_is_told_in_a_sentence(tmp_path, monkeypatch, name):
+def test_a_file_that_cannot_be_replaced_gives_one_sentence(tmp_path, monkeypatch, name):
     go()
     unlink = Path.unlink
 
@@ -328,7 +328,7 @@ def test_a_file_that_cannot_be_replaced_is_told_in_a_sentence(tmp_path, monkeypa
         go(begin="plan")
 
 
-def test_a_log_that_cannot_be_written_is_told_in_a_sentence(tmp_path):
+def test_a_log_that_cannot_be_written_gives_one_sentence(tmp_path):
     go()
     (tmp_path / "out.run/log.txt").unlink()
     (tmp_path / "out.run/log.txt").mkdir()
@@ -381,7 +381,7 @@ def test_the_dry_run_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_dry_run_of_what_was_never_begun_reads_no_weight_and_no_document(tmp_path, monkeypatch):
+def test_the_dry_run_of_a_new_run_reads_no_weight_and_no_document(tmp_path, monkeypatch):
     said_by = lambda name: lambda *_, **__: pytest.fail(f"{name} in a dry run")  # noqa: E731
     monkeypatch.setattr("ropext.pipeline.work.with_weights", said_by("weights were fetched"))
     monkeypatch.setattr(hashes.Hashes, "of_model", said_by("weights were hashed"))
@@ -476,7 +476,7 @@ def test_every_stage_of_a_recipe_has_its_kind_in_their_order():
     assert tuple(kind.name for kind in (*steps.STAGE_KINDS, ReportStage)) == STAGES
 
 
-def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
+def test_the_dry_run_describes_each_stage_by_its_options(tmp_path):
     wish = {
         "model": "ropext://demo",
         "extend": {"method": "yarn", "factor": 2},
@@ -506,7 +506,7 @@ def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["long"]
 
 
-def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
+def test_the_dry_run_refuses_the_same_as_the_run(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
     with pytest.raises(OutputExists, match="this recipe did not write it"):
@@ -525,7 +525,7 @@ def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
         kept_by_count(tmp_path, SMALL | nowhere)
 
 
-def test_what_a_kill_left_beside_an_output_that_is_whole_is_swept_up(tmp_path):
+def test_leftovers_of_a_kill_next_to_a_whole_output_are_removed(tmp_path):
     go()
     left = at_work(tmp_path / "out")
     done, _ = go()
@@ -534,7 +534,7 @@ def test_what_a_kill_left_beside_an_output_that_is_whole_is_swept_up(tmp_path):
 
 
 @pytest.mark.parametrize("factor", [2, 4])
-def test_killed_while_the_output_was_replaced_it_goes_on(tmp_path, factor):
+def test_killed_while_the_output_was_replaced_it_resumes(tmp_path, factor):
     """The old output had been moved aside, the new one had no name yet."""
     go()
     work = at_work(tmp_path / "out")
@@ -546,7 +546,7 @@ def test_killed_while_the_output_was_replaced_it_goes_on(tmp_path, factor):
     assert not work.exists()
 
 
-def test_an_output_that_appears_while_the_run_goes_on_is_not_replaced(tmp_path, monkeypatch):
+def test_an_output_that_appears_during_the_run_is_not_replaced(tmp_path, monkeypatch):
     extend = steps.write_extension
 
     def meanwhile(*args, **more):
@@ -611,7 +611,7 @@ def test_killed_before_it_claims_its_folder_an_evaluation_leaves_no_old_results(
     assert work.place_of(step).left() is None
 
 
-def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
+def test_the_device_decides_nothing_and_the_reading_mode_does(tmp_path):
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
         work = work_of(wish)
@@ -648,7 +648,7 @@ def test_a_model_in_the_hubs_cache_is_read_for_its_key(tmp_path):
         ("passkey@512 < 1", "passkey is asked only where"),
     ],
 )
-def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_written(
+def test_a_gate_on_an_unmeasured_metric_is_refused_before_anything_is_written(
     tmp_path, gate, words
 ):
     judged = {"evaluate": {"data": "ropext://held-out", "fail_if": [gate]}}
@@ -658,7 +658,7 @@ def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_written
 
 
 @pytest.mark.parametrize("place", ["file/out", "file/deeper/out"])
-def test_an_output_below_a_file_is_told_in_a_sentence(tmp_path, place):
+def test_an_output_below_a_file_gives_one_sentence(tmp_path, place):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match=f"{place}.* cannot be written"):
         go(SMALL, place)
@@ -677,7 +677,7 @@ def test_an_output_inside_the_model_is_refused_before_anything_is_written(tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_is_read_is_not_where_the_output_before_is_kept(tmp_path):
+def test_inputs_are_not_in_the_place_of_the_kept_output(tmp_path):
     checkpoint(tmp_path / "out")
     shutil.copytree(MODELS["ropext://demo"], tmp_path / "out.previous")
     before = bytes_of(tmp_path)
@@ -714,7 +714,7 @@ def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path):
     assert has_finished_step(work.folder)
 
 
-def test_an_interrupt_says_what_is_kept_where_a_stage_is_finished(tmp_path, monkeypatch):
+def test_an_interrupt_names_the_kept_results_after_a_finished_stage(tmp_path, monkeypatch):
     def interrupted(*args, **more):
         raise KeyboardInterrupt
 

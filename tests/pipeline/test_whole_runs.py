@@ -78,7 +78,7 @@ def test_the_output_is_tuned_measured_and_stock(straight):
     assert model.config.max_position_embeddings == 512
 
 
-def test_killed_at_any_stage_it_goes_on_and_ends_with_the_same_bytes(straight, tmp_path):
+def test_killed_at_any_stage_it_resumes_and_ends_with_the_same_bytes(straight, tmp_path):
     for line in (
         "extend",
         "step 1 of 3",
@@ -98,7 +98,7 @@ def test_killed_at_any_stage_it_goes_on_and_ends_with_the_same_bytes(straight, t
     assert mine == theirs
 
 
-def test_an_interrupt_is_told_with_what_goes_on_from_there(tmp_path):
+def test_an_interrupt_is_reported_with_the_command_that_resumes(tmp_path):
     process = start(tmp_path)
     assert any(said.startswith("evaluate") for said in process.said)
     process.kill(signal.SIGINT)
@@ -138,7 +138,7 @@ def test_a_changed_key_trains_again_and_reads_only_what_is_new(straight, tmp_pat
     assert json.loads((tmp_path / "copy/out/ropext.json").read_text())["finetune"]["steps"] == 2
 
 
-def test_a_fit_stands_between_the_extension_and_the_training(tmp_path, monkeypatch):
+def test_a_fit_comes_between_the_extension_and_the_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wish = {
         "model": "ropext://demo",
@@ -161,7 +161,7 @@ def test_a_fit_stands_between_the_extension_and_the_training(tmp_path, monkeypat
     assert set(again.stages.values()) == {"skipped"}
 
 
-def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_path, monkeypatch):
+def test_the_control_is_in_the_table_and_reads_as_in_its_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = {
         "model": "ropext://demo",
@@ -194,7 +194,7 @@ def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_p
     assert not [name for name in pushed if name.startswith("control")]
 
 
-def test_two_processes_make_what_one_makes(straight, tmp_path):
+def test_two_processes_make_the_same_as_one(straight, tmp_path):
     """Evaluations to the bit; the training within rounding: sums have another order."""
     (tmp_path / "r.yaml").write_text(RECIPE)
     (_, first), (_, second) = both = in_two_processes(go, tmp_path)

@@ -70,7 +70,7 @@ def test_three_ends(asked, beside_it, wanted, says, directory, capsys) -> None:
     assert max(len(body["prompt"]) for _, body, _ in requests) <= 128  # inside the old context
 
 
-def test_kept_answers_stand_in_for_a_plain_server(directory, tmp_path, capsys) -> None:
+def test_kept_answers_replace_a_plain_server(directory, tmp_path, capsys) -> None:
     file = tmp_path / "plain.json"
     with serving("vllm", scaled, 4096) as url:
         with serving("vllm", plain, 256) as other:
@@ -85,7 +85,7 @@ def test_kept_answers_stand_in_for_a_plain_server(directory, tmp_path, capsys) -
         beside.read(file)
 
 
-def test_prompts_lie_beyond_where_short_ones_are_left_alone() -> None:
+def test_prompts_are_longer_than_the_length_of_unchanged_ones() -> None:
     inside = beside.prompt_lengths(4096, 16384, beyond=False)
     beyond = beside.prompt_lengths(4096, 16384, beyond=True)
     assert max(inside) <= 2048

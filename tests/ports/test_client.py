@@ -13,7 +13,7 @@ from ropext.endpoint import server as client
 QUESTION = {"messages": [{"content": "What is the pass key?"}], "max_tokens": 9}
 
 
-def test_a_busy_server_is_waited_for_and_one_that_stays_busy_is_told() -> None:
+def test_a_busy_server_is_waited_for_and_one_that_stays_busy_is_reported() -> None:
     fake = Fake(busy=2)
     with serving(fake) as url:
         port = dataclasses.replace(client.server_at(url), pauses=(0.01, 0.02))
@@ -31,7 +31,7 @@ def test_an_answer_beyond_the_limit_of_bytes_is_not_read_to_its_end() -> None:
             port.call("/v1/chat/completions", QUESTION)
 
 
-def test_the_key_is_sent_and_stands_in_no_text(monkeypatch) -> None:
+def test_the_key_is_sent_and_occurs_in_no_text(monkeypatch) -> None:
     monkeypatch.setenv(client.KEY, "secret-key")
     fake = Fake()
     with serving(fake) as url:

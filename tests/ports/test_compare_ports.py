@@ -80,7 +80,7 @@ def test_questions_over_one_text_count_as_one() -> None:
     assert (one.more, one.fewer, one.alike) == (1, 0, 1)
 
 
-def test_what_was_refused_is_left_out_of_the_pairs(tmp_path, capsys) -> None:
+def test_refused_questions_are_left_out_of_the_pairs(tmp_path, capsys) -> None:
     for name, fake in (("all", Fake(limit=4096)), ("short", Fake(refuses=300))):
         with serving(fake) as url:
             run("eval", "--endpoint", url, *ASKED, "-o", tmp_path / name)
@@ -107,7 +107,7 @@ def test_a_directory_is_paired_by_the_words_of_its_questions(runs, tmp_path, cap
     assert "one run used token ids" in told.err
 
 
-def test_a_directory_that_was_asked_the_very_words_is_paired(tmp_path, capsys, monkeypatch) -> None:
+def test_a_directory_with_the_same_questions_is_paired(tmp_path, capsys, monkeypatch) -> None:
     """A task in words whose answers have the same room for both, counted by the directory's own
     tokenizer: a server that completes texts gets the prompts of a directory's run."""
     asked = ("--tasks", "niah_single_1", "--lengths", "512", "--items", "1")

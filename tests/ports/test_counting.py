@@ -32,14 +32,14 @@ def test_usage_gives_a_straight_line() -> None:
         assert count(longer) == pytest.approx(len(words(longer)) + TEMPLATE, rel=0.01)
 
 
-def test_without_a_count_and_without_usage_it_is_told() -> None:
+def test_a_server_without_count_and_usage_is_reported() -> None:
     with serving(Fake(counts=False, usage=lambda read: None)) as url:
         counting = counting_of(port_at(url), None)
         with pytest.raises(InputError, match="neither counts tokens nor tells the usage"):
             counting.of_kind(TEXT)
 
 
-def test_a_model_without_a_chat_template_is_to_be_asked_by_completions() -> None:
+def test_a_model_without_a_chat_template_is_refused_with_api_completions() -> None:
     with serving(Fake(counts=False, template=False)) as url:
         counting = counting_of(port_at(url), None)
         with pytest.raises(InputError, match=r"no chat template.*give --api completions"):

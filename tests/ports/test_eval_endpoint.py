@@ -143,7 +143,7 @@ def test_the_three_lengths_of_quick(window, limit, lengths) -> None:
     assert quick_lengths(window, limit) == lengths
 
 
-def test_without_a_window_there_is_no_cut_row_and_it_is_said(capsys) -> None:
+def test_without_a_window_there_is_no_truncated_row_but_a_note(capsys) -> None:
     with serving(Fake(limit=4096)) as url:
         code, told = run("eval", "--endpoint", url, *LENGTHS, capsys=capsys)
     assert code == 0
@@ -218,7 +218,7 @@ def test_a_server_that_repeats_the_first_word_is_remarked_upon_by_nothing(capsys
     assert told["warnings"] == []
 
 
-def test_a_failed_gate_outweighs_one_that_is_not_known(capsys) -> None:
+def test_a_failed_gate_outweighs_an_unknown_one(capsys) -> None:
     with serving(Fake(cut=700, says=lambda text: "no")) as url:
         gate = ("--fail-if", "found@1k < 0.5", "--fail-if", "found@256 < 0.5")
         code, _, err = evaluated(capsys, url, *LENGTHS, *gate)
@@ -261,7 +261,7 @@ def test_sixteen_tokens_of_a_template_are_no_cut(left_out, capsys) -> None:
     assert [row[outcome] for row in counts(told).values()] == [10, 10]
 
 
-def test_a_model_that_reads_no_start_is_not_called_cut_where_usage_is_whole(capsys) -> None:
+def test_a_model_that_ignores_the_start_is_not_called_truncated_if_usage_is_whole(capsys) -> None:
     def blind(text: str) -> str:
         return looked_up(" ".join(text.split()[-400:]).replace(". What", ".\n\nWhat"))
 
@@ -327,7 +327,7 @@ def test_a_wrong_usage_and_a_cached_prefix_are_no_cut(capsys) -> None:
         assert counts(told)[1024]["found"] == 10, err
 
 
-def test_a_prompt_is_counted_by_usage_where_nothing_else_counts(capsys) -> None:
+def test_a_prompt_is_counted_by_usage_if_nothing_else_counts_it(capsys) -> None:
     """A straight line through two answers; the longest prompt is inside its length."""
     fake = Fake(counts=False)
     with serving(fake) as url:
@@ -339,7 +339,7 @@ def test_a_prompt_is_counted_by_usage_where_nothing_else_counts(capsys) -> None:
     assert 0.85 * 992 < low <= high <= 992 * 1.08
 
 
-def test_a_run_goes_on_question_by_question(tmp_path, capsys) -> None:
+def test_a_run_resumes_question_by_question(tmp_path, capsys) -> None:
     out, fake = tmp_path / "o", Fake(limit=4096)
     with serving(fake) as url:
         options = (*LENGTHS, "-o", out)
@@ -361,7 +361,7 @@ def test_a_run_goes_on_question_by_question(tmp_path, capsys) -> None:
     assert "holds another run of ropext eval" in told.err
 
 
-def test_ctrl_c_keeps_what_is_answered(tmp_path, capsys) -> None:
+def test_ctrl_c_keeps_the_answers(tmp_path, capsys) -> None:
     """The signal comes during the third question, which is answered before the run ends."""
 
     def stopped(text: str) -> str:
@@ -454,7 +454,7 @@ def test_ctrl_c_without_a_folder_keeps_nothing(capsys) -> None:
     assert "nothing was kept" in err
 
 
-def test_questions_asked_at_the_same_time_have_the_same_answers(tmp_path, capsys) -> None:
+def test_concurrent_questions_have_the_same_answers(tmp_path, capsys) -> None:
     """Two requests are open at once, and the written files equal the files of a serial run."""
     in_hand = [0]
     most = [0]
@@ -500,7 +500,7 @@ def test_the_first_answers_give_an_estimate_of_the_time_left(parallel, left) -> 
     assert f"about {left} left: questions" in said[0]
 
 
-def test_what_is_refused_beside_other_questions_is_asked_once_more_alone(tmp_path, capsys) -> None:
+def test_a_question_refused_in_a_batch_is_repeated_alone(tmp_path, capsys) -> None:
     """llama-server's slots share one cache: two prompts of 256 together exceed 400 tokens, and one
     of 1,024 does so alone."""
     fake = Fake(shared=400)
@@ -549,7 +549,7 @@ def test_an_answer_of_nonsense_is_one_sentence(fake, says, wanted, capsys) -> No
         assert counts(told)[256]["refused"] == 5
 
 
-def test_texts_that_are_not_there_are_refused_before_a_server_is_asked(tmp_path, capsys) -> None:
+def test_missing_texts_are_refused_before_any_request(tmp_path, capsys) -> None:
     code, _, err = evaluated(
         capsys, "http://127.0.0.1:9/v1", *LENGTHS, "--data", tmp_path / "nothing.txt"
     )

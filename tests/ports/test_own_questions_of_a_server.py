@@ -67,7 +67,7 @@ def test_a_server_gets_the_prompts_as_they_are(tmp_path, capsys, api):
     assert f"doors: {KEYS} questions of {path}" in err
 
 
-def test_what_is_too_long_is_said(tmp_path, capsys):
+def test_a_request_that_is_too_long_gives_a_sentence(tmp_path, capsys):
     path = write(tmp_path / "doors.jsonl", [*rows()[:5], {**rows(1000)[5]}])
     with serving(Fake(limit=4096, says=says_to)) as url:
         code, told, err = evaluated(capsys, url, "--tasks", path, "--lengths", "512")
@@ -118,7 +118,7 @@ def test_with_a_task_of_ropext_and_a_function(capsys):
     assert values["mkey@512"].n == 40
 
 
-def test_a_broken_file_is_told_before_a_question(tmp_path):
+def test_a_broken_file_is_refused_before_a_question(tmp_path):
     path = write(tmp_path / "doors.jsonl", [*rows(), {"input": "a"}])
     fake = Fake(limit=4096)
     with serving(fake) as url, pytest.raises(InputError, match="line 7 has no 'outputs'"):

@@ -132,7 +132,7 @@ def test_without_a_plain_server_there_is_no_gain(stock, capsys) -> None:
     assert "gain@128" not in metrics
 
 
-def test_what_a_server_does_not_tell_is_one_sentence(tmp_path, capsys) -> None:
+def test_a_missing_fact_of_a_server_gives_one_sentence(tmp_path, capsys) -> None:
     """llama-server answers without them."""
     with serving(Fake(limit=4096)) as url:
         code, told = run("eval", "--endpoint", url, *READ, capsys=capsys)

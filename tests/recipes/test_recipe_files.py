@@ -43,7 +43,7 @@ def test_there_is_a_recipe_for_each_use():
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_says_what_it_is_for(path):
+def test_a_recipe_states_its_purpose(path):
     told = header(path)
     assert set(told) == {"what for", "needs", "command", "run"}
     asked = job.read(path)
@@ -67,7 +67,7 @@ def test_a_recipe_plans_on_the_config_of_its_model(path, tmp_path):
     assert newest.verdict == "same"
 
 
-def test_the_qwen_recipe_is_what_its_authors_document():
+def test_the_qwen_recipe_equals_its_authors_documentation():
     """Qwen2.5's model card: rope_scaling of factor 4.0 on 32768, type yarn."""
     asked = job.read(ROOT / "recipes/qwen2.5-7b-128k.yaml")
     config = json.loads((CONFIGS / f"{asked.model}.json").read_text())
@@ -117,7 +117,7 @@ def test_a_recipe_is_as_the_schema_says(path):
         {"model": "a", "extend": {"factor": 2}, "finetune": {"steps": 2}},
     ],
 )
-def test_the_schema_refuses_what_the_reader_refuses(bad):
+def test_the_schema_refuses_the_same_as_the_reader(bad):
     assert complaints(bad, schema())
     with pytest.raises(UsageError):
         read_recipe(bad)

@@ -44,7 +44,7 @@ def ran(inputs, out):
     ("command", "name"),
     [(extended, "out"), (evaluated, "out"), (finetuned, "out.run"), (ran, "out.run")],
 )
-def test_the_second_is_told_who_holds_the_output(inputs, tmp_path, command, name):
+def test_the_second_learns_who_holds_the_output(inputs, tmp_path, command, name):
     real = tmp_path / name
     with locked(real, real):
         with pytest.raises(OutputLocked) as refused:

@@ -121,7 +121,7 @@ def reports(folder):
     }
 
 
-def test_what_strangers_say_is_text_in_every_report(reports):
+def test_foreign_text_stays_text_in_every_report(reports):
     found = {}
     for name, path in reports.items():
         said = check(path.read_text(encoding="utf-8")).text.replace('\\"', '"')
@@ -138,7 +138,7 @@ def markdown_tokens(path):
     return tokens
 
 
-def test_what_strangers_say_is_text_in_markdown(reports, tmp_path):
+def test_foreign_text_stays_text_in_markdown(reports, tmp_path):
     """The reports of commands, and a page of which every part is hostile."""
     remote = "![seen](http://evil.example/x.png) [link](http://evil.example) `x` **y** https://evil"
     hostile = f"{remote} {SCRIPT}\n# {NAME}\n\n<b>"

@@ -88,7 +88,7 @@ def test_the_verdict_says_which_and_how_sure(losses, preference, said):
     assert ranking_verdict(ranking(preference, **losses)).startswith(said)
 
 
-def test_truncation_that_beats_the_best_is_said():
+def test_truncation_that_beats_the_best_is_reported():
     better = ranking(base=LEVELS - 0.5, yarn=LEVELS, pi=LEVELS + 0.2)
     shown = ranking_text(better, {"yarn": plan()}, {"llama3": "no reason"})
     lower = "the base on its last 64 tokens has a loss 0.5000 nats per token lower"
@@ -99,7 +99,7 @@ def test_truncation_that_beats_the_best_is_said():
     assert "truncating the text is better" not in ranking_text(worse, {"yarn": plan()}, {})
 
 
-def test_the_table_marks_the_one_that_is_taken():
+def test_the_table_marks_the_chosen_method():
     ranked = ranking(base=LEVELS, yarn=LEVELS, pi=LEVELS + 0.2)
     rows = ranking_table(ranked).rows
     assert [row[0] for row in rows] == ["yarn*", "pi", "base"]

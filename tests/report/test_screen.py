@@ -46,7 +46,7 @@ def test_a_plan_is_one_screen(config, options):
     assert not made.warnings or "\nwarning: [" in shown
 
 
-def test_what_a_person_asks_first_is_on_it():
+def test_a_readers_first_questions_are_answered_on_the_page():
     shown = plan_screen(plan(configs.LLAMA)).splitlines()
     assert "exact in     transformers, vllm, sglang, llama.cpp" in "\n".join(shown)
     assert any(line.startswith("wrong in     ") for line in shown)
@@ -68,7 +68,7 @@ def test_lines_are_those_of_the_programs_that_were_named():
     assert "wrong in     exllamav2" in shown
 
 
-def test_warnings_of_one_kind_stand_together_and_those_without_room_are_named():
+def test_warnings_of_one_kind_are_grouped_and_hidden_ones_are_named():
     warnings = tuple(f"[kind{n % 3}] sentence {n} " + "word " * 60 for n in range(12))
     made = replace(plan(configs.LLAMA), warnings=warnings)
     (first, *others) = made.remarks()[-3:]
@@ -90,7 +90,7 @@ def test_a_refused_plan_says_why_first():
 
 
 @pytest.mark.parametrize("config", [configs.LLAMA31, configs.DEEPSEEK_V3])
-def test_what_is_extended_already_is_one_screen_too(config, tmp_path):
+def test_the_plan_of_an_extended_model_is_one_screen_too(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     read = inspecting.serving(str(tmp_path))
     shown = served_screen(read)

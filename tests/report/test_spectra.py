@@ -75,7 +75,7 @@ def test_the_picture_is_not_blank():
     assert imread(drawn)[:, :, :3].std() > 0.05, "it is not blank"
 
 
-def test_pairs_that_stand_still_and_a_model_alone():
+def test_pairs_of_frequency_zero_and_a_model_alone():
     """Proportional spectra have frequency 0 in most pairs; one pair is the smallest rotary dim."""
     still = Rope(8, 1e6, 512, pair_factors=(1.0, 1.0, math.inf, math.inf))
     assert len(plots.plot(still, {}, 2048)) > 10_000
@@ -83,7 +83,7 @@ def test_pairs_that_stand_still_and_a_model_alone():
     assert len(plots.plot(small, {"pi": scaled(small, "pi", 1024)}, 1024)) > 10_000
 
 
-def test_a_row_whose_cache_is_rounded_hides_no_line_of_the_model_beside_it():
+def test_a_row_with_a_rounded_cache_hides_no_other_row():
     plain = MeasuredModel(EXTENDED, source=ModelSource(info={"inv_freq": [1.0, 0.5]}))
     rounded = replace(plain, unrounded="yarn")
     frame = EvaluationSettings(64, (256,), 16, Bootstrap(0))

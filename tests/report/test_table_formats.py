@@ -48,7 +48,7 @@ def test_a_remark_has_its_own_column_so_that_a_model_has_one_name_in_every_table
     assert "remark" not in records(tables.tidy_tables(results(base=BASE))[0])[0]
 
 
-def test_several_factors_stand_below_one_another_in_a_csv():
+def test_several_factors_are_rows_of_a_csv():
     two = extended(0.2, method="yarn", factor=2.0)
     four = extended(0.4, method="yarn", factor=4.0)
     run = results(base=BASE, yarn_2x=two, yarn_4x=four)
@@ -106,7 +106,7 @@ def test_records_are_numbers_and_a_blank_is_none():
     ]
 
 
-def test_a_head_that_stands_twice_keeps_both_columns():
+def test_a_head_that_occurs_twice_keeps_both_columns():
     table = Table("t", "n", ("", "gain", "gain"), (("a", Number("1", 1.0), Number("2", 2.0)),))
     assert records(table) == [{"model": "a", "gain": 1.0, "gain 2": 2.0}]
 

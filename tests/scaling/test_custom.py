@@ -181,7 +181,7 @@ def several(kind):
     "kind",
     ["partials", "partials of partials", "defaults", "closures", "objects", "methods of objects"],
 )
-def test_what_is_bound_tells_functions_apart(kind):
+def test_bound_arguments_distinguish_functions(kind):
     functions = several(kind)
     names = Evaluate(method=functions, factor=2, data="x").method
     assert len({*names}) == 3
@@ -211,7 +211,7 @@ def test_a_recursive_inner_function_has_a_name():
     assert Evaluate(method=again, factor=2, data="x").method == (f"{__name__}:again",)
 
 
-def test_a_name_is_what_its_module_has_by_now(folder, monkeypatch):
+def test_a_name_gives_its_modules_present_value(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     wrong = importlib.import_module("wrong")
     hot = wrong.hot
@@ -239,7 +239,7 @@ def test_a_record_has_the_source_of_the_function_that_was_planned(folder, monkey
     assert record.more["method_source"].startswith("def hot(rope, factor):")
 
 
-def test_the_source_of_a_partial_has_what_is_bound():
+def test_the_source_of_a_partial_includes_its_bound_arguments():
     plan = ropext.plan("ropext://demo", factor=4, method=partial(partial(times, 2.0), more=3.0))
     lines = plan.method_source.splitlines()
     assert lines[0] == "def times(share, rope, factor, more=1.0):"
@@ -247,7 +247,7 @@ def test_the_source_of_a_partial_has_what_is_bound():
     assert custom.method(plan.method).summary == "Divide all by a share of the factor."
 
 
-def test_what_is_not_two_things_is_told_which_they_are(folder):
+def test_compare_of_other_than_two_results_names_them(folder):
     with pytest.raises(UsageError) as caught:
         ropext.plan("ropext://demo", factor=4, method="wrong:alone")
     assert str(caught.value) == (
@@ -290,7 +290,7 @@ def test_the_lines_of_the_page_run_and_the_result_needs_the_function_no_more(fol
     assert_close(ratios[-1:], [4.0], 1e-12, "the last pair")
 
 
-def test_what_a_function_says_is_the_whole_spectrum_also_of_a_scaled_model(folder):
+def test_a_function_gives_the_whole_spectrum_even_for_a_scaled_model(folder):
     rope = Rope(8, 1e4, 1024, 512, (1.0, 1.5, 2.0, 2.0), attention_factor=1.1)
     made = custom.method("wrong:hot").scale(rope, 4096, None)
     assert_close(made.pair_factors, [4.0] * 4, 1e-12, "over what it reads with now")
@@ -326,7 +326,7 @@ def test_a_mistake_is_one_sentence(folder, run, name, said):
     assert len(wrong.strip().splitlines()) == 1
 
 
-def test_what_no_stock_form_carries_is_refused(folder, run):
+def test_a_spectrum_without_a_stock_form_is_refused(folder, run):
     """llama.cpp reads no longrope of a directory, and GPT-2 turns nothing."""
     words = ("plan", "ropext://demo", "--factor", "4", "--method", "mine:mixed")
     code, _, wrong = run(*words, "--for", "llama.cpp")

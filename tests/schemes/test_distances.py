@@ -184,7 +184,7 @@ def test_buckets_worked_by_hand():
     assert starts(v3)[-1] == 512
 
 
-def test_a_process_without_ropext_tells_apart_what_looked_alike(made):
+def test_a_process_without_ropext_tells_similar_readings_apart(made):
     base, extended = made("t5")
     code = (
         "import sys; sys.modules['ropext'] = None\n"
@@ -254,7 +254,7 @@ def test_verify_finds_another_key_and_another_weight(made, tmp_path):
     assert not ropext.verify(bad, against=str(base), deep=True).passed
 
 
-def test_plan_and_inspect_say_from_where_on_all_look_alike(made, capsys):
+def test_plan_and_inspect_name_the_position_from_which_all_look_alike(made, capsys):
     base, _ = made("t5")
     code, said = run("plan", base, "--factor", 4, capsys=capsys)
     assert code == 0
@@ -309,7 +309,7 @@ def test_every_such_type_of_the_census_has_a_row_or_a_reason():
         ({"model_type": "xlnet", "clamp_len": 2.5}, {}, InputError, "clamp_len must be a whole"),
     ],
 )
-def test_what_has_no_such_key_is_refused_in_one_sentence(config, words, error, said, tmp_path):
+def test_a_model_without_that_key_is_refused_in_one_sentence(config, words, error, said, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=said) as raised:
         ropext.plan(tmp_path, factor=4, **words)

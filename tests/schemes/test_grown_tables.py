@@ -183,7 +183,7 @@ def test_tables_of_two_lengths_under_one_key_are_refused(base, tmp_path):
         ropext.extend(two, tmp_path / "out", factor=2)
 
 
-def test_what_is_written_wrong_gets_no_name(base, tmp_path, monkeypatch):
+def test_a_wrong_output_gets_no_name(base, tmp_path, monkeypatch):
     from ropext.files.schemes import growing
 
     rows = growing.encoded
@@ -241,7 +241,7 @@ def test_inspect_names_the_table_and_its_rows(base):
     assert seen.rows().shape == (32, 16)
 
 
-def test_an_encoder_is_pushed_with_what_was_done_to_it(grown):
+def test_an_encoder_is_pushed_with_its_record(grown):
     done = push(grown.output, "me/longer", dry_run=True)
     assert {"model.safetensors.index.json", "ropext.json", "README.md"} <= set(done.files)
     assert "lengthened from 32 to 128 tokens by linear" in done.card
@@ -265,7 +265,7 @@ def test_stored_sinusoids_are_rows_like_others(tmp_path):
     assert np.abs(rows[:125] - sinusoids[:125]).max() < 1 / 8
 
 
-def test_an_old_clip_is_lengthened_where_stock_reads_its_length():
+def test_an_old_clip_is_lengthened_at_the_key_that_stock_reads():
     """Its text_config_dict, class defaults filled in, takes the place of its text_config."""
     from transformers import CLIPConfig
 

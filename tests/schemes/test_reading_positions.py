@@ -162,7 +162,7 @@ def test_published_lengths(config, wanted):
     assert (found.context, found.offset, found.rows) == wanted
 
 
-def test_an_odd_offset_is_told_in_one_sentence():
+def test_an_odd_offset_gives_one_sentence():
     with pytest.raises(InputError, match="leaves no position after 41 reserved rows"):
         schemes.read_positions(
             {"model_type": "roberta", "max_position_embeddings": 40, "pad_token_id": 40}

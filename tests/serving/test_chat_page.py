@@ -85,7 +85,7 @@ def test_the_page_is_refused_under_another_host_name(client):
     assert (status, "ropext serve</title>" in text) == (403, False)
 
 
-def test_the_list_of_models_has_what_the_page_shows(client, loaded, directory):
+def test_the_list_of_models_has_the_facts_of_the_page(client, loaded, directory):
     (card,) = client.get("/v1/models")[1]["data"]
     shown = [card[name] for name in ("method", "factor", "max_model_len", "chat")]
     assert shown == ["self-extend", 4.0, TARGET, True]

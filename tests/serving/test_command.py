@@ -83,7 +83,7 @@ def test_a_digest_tells_other_weights_and_another_method_apart(directory, asked,
     assert len({first, *others}) == 5
 
 
-def test_what_cannot_be_served_is_refused_before_a_port_is_open(directory, asked, capsys):
+def test_a_model_that_cannot_be_served_is_refused_before_a_port_is_open(directory, asked, capsys):
     for words, sentence in (
         (("--factor", "2"), "give the method to extend with in memory"),
         (("--method", "self-extend"), "give --factor 4, or --target 256"),

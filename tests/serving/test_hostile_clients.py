@@ -118,7 +118,7 @@ def test_a_response_template_that_never_ends_stops_neither_the_server_nor_the_ne
         assert client.ask("/v1/chat/completions", CHAT)[0] == 200
 
 
-def test_a_response_template_of_patterns_finds_what_the_model_writes(loaded, monkeypatch):
+def test_a_response_template_of_patterns_finds_the_models_answer(loaded, monkeypatch):
     """Its parts are the parts of the greedy answer, cut by hand."""
     import re
 
@@ -429,7 +429,7 @@ def test_a_connection_too_many_is_closed_and_the_others_are_answered(loaded, mon
 
 
 @pytest.mark.needs("fork")
-def test_fewer_connections_are_taken_where_few_files_may_be_open(monkeypatch):
+def test_fewer_connections_are_opened_if_few_files_may_be_open(monkeypatch):
     resource = pytest.importorskip("resource")
     from ropext.serving import connections
 

@@ -174,7 +174,7 @@ SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}
         (CALLING, "the chat template of tiny drops the tool calls of messages[1]"),
     ],
 )
-def test_what_the_server_cannot_read_is_refused_in_a_sentence(openai, message, sentence):
+def test_a_body_that_the_server_cannot_read_is_refused_in_a_sentence(openai, message, sentence):
     assert refused(openai, [USER, message]) == sentence
 
 
@@ -183,7 +183,7 @@ def test_tools_are_refused_if_the_template_has_no_place_for_them(openai):
     assert refused(openai, [USER], tools=[TOOL]) == sentence
 
 
-def test_what_a_template_drops_is_refused(openai, templated):
+def test_content_that_a_template_drops_is_refused(openai, templated):
     """As Llama 3.1's drops the text next to a tool call, and DeepSeek's a system message."""
     written = "<{{ m.role }}>{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}\n"
     templated(
@@ -216,7 +216,7 @@ def test_a_model_answers_to_each_of_its_names_and_to_no_other(loaded):
         assert "this server has 'gpt-3.5-turbo' and 'other/name'" in caught.value.body["message"]
 
 
-def test_what_is_not_served_is_not_found_in_openais_form(openai):
+def test_unknown_paths_give_404_in_openais_form(openai):
     package = pytest.importorskip("openai")
     for ask, path in (
         (lambda: openai.responses.create(model="tiny", input="x"), "responses"),

@@ -13,7 +13,7 @@ def message(answer):
     return answer["error"]["message"]
 
 
-def test_one_model_is_served_and_its_length_is_told(client):
+def test_one_model_is_served_and_its_length_is_listed(client):
     entry = client.get("/v1/models")[1]["data"]
     assert [(own["id"], own["max_model_len"]) for own in entry] == [("tiny", TARGET)]
     status, answer = client.ask("/v1/completions", ASK | {"model": "meta-llama/Llama-3-8B"})
@@ -80,7 +80,7 @@ def test_the_whole_target_can_be_used(client):
         ("chat/completions", {"messages": [7]}, "messages[0] must be an object with a role"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_a_sentence(client, path, body, words):
+def test_an_unanswerable_request_is_refused_in_a_sentence(client, path, body, words):
     status, answer = client.ask(f"/v1/{path}", body)
     assert status == 400
     assert words in message(answer)
@@ -112,7 +112,7 @@ def test_a_page_under_another_name_is_refused(client):
     connection.close()
 
 
-def test_a_key_is_asked_for_where_one_is_set(loaded, monkeypatch):
+def test_a_key_is_required_if_one_is_set(loaded, monkeypatch):
     monkeypatch.setenv("ROPEXT_ENDPOINT_KEY", "s3cret")
     with opened(loaded["yarn"]) as client:
         assert client.get("/v1/models")[0] == 401
@@ -156,7 +156,7 @@ def test_a_client_that_goes_away_ends_its_generation(client, loaded, monkeypatch
     assert client.ask("/v1/completions", ASK)[0] == 200
 
 
-def test_an_error_of_the_model_is_told_and_the_next_question_is_answered(
+def test_an_error_of_the_model_is_reported_and_the_next_question_is_answered(
     client, loaded, monkeypatch
 ):
     model = loaded["self-extend"].model

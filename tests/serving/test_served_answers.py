@@ -39,7 +39,7 @@ def test_greedy_answers_are_those_of_generate(loaded, method):
 
 
 @pytest.mark.parametrize("method", ["self-extend", "yarn"])
-def test_a_conversation_that_goes_on_is_not_read_anew(loaded, method):
+def test_a_continued_conversation_is_not_read_again(loaded, method):
     """Each turn is answered as if the model saw it for the first time, from fewer tokens."""
     served = loaded[method]
     messages = [{"role": "user", "content": "the quick brown fox " * 12}]
@@ -73,7 +73,7 @@ def test_a_conversation_that_goes_on_is_not_read_anew(loaded, method):
             assert answer["choices"][0]["message"]["content"] == by_generate(served, ids, 12)
 
 
-def test_chat_goes_through_the_template_and_streams_what_it_says_whole(client, loaded):
+def test_chat_uses_the_template_and_streams_the_whole_answer(client, loaded):
     served = loaded["self-extend"]
     asked = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 15, "temperature": 0}
     status, whole = client.ask("/v1/chat/completions", asked)
@@ -120,7 +120,7 @@ def test_a_seed_repeats_a_sample_and_another_one_does_not(client):
     assert texts[0] == texts[2] != texts[1]
 
 
-def test_what_transformers_chat_asks_is_answered(client, loaded):
+def test_requests_of_transformers_chat_are_answered(client, loaded):
     """It asks whether the model is loaded, then sends a GenerationConfig as JSON in a string."""
     connection, answer = client.open("/load_model", {"model": "tiny"})
     assert '"status": "ready"' in answer.read().decode()

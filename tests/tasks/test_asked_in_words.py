@@ -78,7 +78,7 @@ def test_the_same_arguments_give_the_same_items(task):
 
 
 @pytest.mark.parametrize("task", WORDED, ids=lambda task: task.name)
-def test_every_depth_is_asked_as_often_and_what_is_common_is_shared(task):
+def test_every_depth_has_as_many_questions_and_common_prefixes_are_shared(task):
     groups = task.groups(DEPTHS, 4)
     assert Counter(depth for _, depths in groups for depth in depths) == dict.fromkeys(DEPTHS, 4)
     assert [index for index, _ in groups] == list(range(len(groups)))
@@ -103,7 +103,7 @@ NEEDLES = {  # values told, values wanted
 
 
 @pytest.mark.parametrize("name", NEEDLES)
-def test_needles_say_what_is_asked_for(name):
+def test_needles_contain_the_requested_answer(name):
     told, wanted = NEEDLES[name]
     for text, item in texts(name):
         kind = "UUID" if name in ("niah_single_3", "niah_multikey_3") else "number"
@@ -191,7 +191,7 @@ def test_two_passages_are_needed():
 
 
 @pytest.mark.parametrize("hops", [1, 2])
-def test_nobody_that_is_asked_for_is_told_of_twice(hops, monkeypatch):
+def test_no_requested_engine_is_listed_twice(hops, monkeypatch):
     """Of three houses and three persons at most, many passages would tell of the asked one."""
     monkeypatch.setattr(passages, "_name", lambda rng: rng.choice(["Bar", "Dal", "Kel"]))
     monkeypatch.setattr(passages, "FIRST_NAMES", ("Ada",))
@@ -234,7 +234,7 @@ def test_a_length_too_small_is_refused_with_the_least(task):
         assert len(item.prompt) + item.room <= least + 50
 
 
-def test_a_tokenizer_that_loses_the_needle_is_told():
+def test_a_tokenizer_that_loses_the_needle_is_reported():
     class NoDigits(Characters):
         def encode(self, text):
             return [ord("?") if c.isdigit() else ord(c) for c in text]
@@ -271,7 +271,7 @@ KNOWN = tuple(
 )
 
 
-def test_passages_of_the_user_are_asked_each_at_most_once_in_an_item():
+def test_each_passage_of_the_user_occurs_at_most_once_in_an_item():
     task = passages.over(find_task("passages"), KNOWN)
     items = task.build(Asking(Characters()), None, length=4000, depths=DEPTHS * 2, index=0, seed=0)
     text = "".join(map(chr, items[0].prompt))
@@ -281,7 +281,7 @@ def test_passages_of_the_user_are_asked_each_at_most_once_in_an_item():
         task.build(Asking(Characters()), None, length=9000, depths=DEPTHS * 2, index=0, seed=0)
 
 
-def test_of_questions_over_one_passage_one_is_asked_in_an_item():
+def test_an_item_asks_one_question_of_a_passage():
     twice = KNOWN + tuple(replace(own, question=f"{own.question} Say it.") for own in KNOWN)
     task = passages.over(find_task("passages"), twice)
     for index in range(3):

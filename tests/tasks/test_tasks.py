@@ -87,7 +87,7 @@ def test_passkey_reads_as_written():
         assert text_of(item.prompt) == ("a" * before + statement + "a" * (154 - before) + question)
 
 
-def test_answer_is_what_joint_tokenization_gives():
+def test_the_answer_equals_joint_tokenization():
     """A tokenizer that merges the space into the number: the answer is that one token."""
 
     class SpacedNumbers(Pieces):
@@ -163,7 +163,7 @@ def test_an_item_that_does_not_fit_is_an_error_that_says_the_shortest_length(tas
         build(task, encoder, noise(encoder), smallest - 1)
 
 
-def test_a_key_that_stands_in_the_haystack_is_drawn_again():
+def test_a_key_that_is_in_the_haystack_is_drawn_again():
     """A haystack that holds thousands of keys: each item still has a key of its own."""
     encoder = Characters()
     taken = "".join(f"{key:05d} " for key in range(0, 100_000, 2))
@@ -205,7 +205,7 @@ def test_unknown_task_names_the_known_ones():
         find_task("needle")
 
 
-def test_haystacks_give_exactly_what_is_asked():
+def test_haystacks_have_exactly_the_requested_length():
     encoder = Characters()
     for haystack in haystacks(encoder):
         for count in (0, 1, 50, 2000):

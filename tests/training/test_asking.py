@@ -69,7 +69,7 @@ def test_a_short_row_has_fewer_keys_and_one_without_room_is_refused():
         questions().document(0, 40)
 
 
-def test_a_bos_stands_first_and_is_not_asked_for():
+def test_a_bos_comes_first_and_is_never_a_target():
     document = questions(encoder=WithBos).document(0, LENGTH)
     assert len(document) == LENGTH
     assert document.ids[0] == 1
@@ -105,7 +105,7 @@ def test_keys_and_haystacks_are_none_of_an_evaluation_with_the_same_seed():
     assert not [before for _, before in rows if "The grass is green" in before]
 
 
-def test_the_share_of_rows_that_ask_is_the_one_asked_for():
+def test_the_share_of_rows_with_questions_is_the_requested_one():
     for share, expected in ((0.2, 20), (0.5, 50), (0.07, 7), (0.0, 0)):
         own = questions(share)
         assert sum(own.falls_on(number) for number in range(100)) == expected
@@ -116,7 +116,7 @@ def rows(strategy, share=0.25):
     return Rows([document], strategy, 8, 0, KeyRows(Characters(), [document], share, 0))
 
 
-def test_rows_of_text_stay_what_they_are_without_questions():
+def test_rows_of_text_are_unchanged_without_questions():
     mixed, plain = (
         rows(Full(1024)),
         Rows([Document(np.arange(4096) % 97)], Full(1024), 8, 0),
@@ -139,7 +139,7 @@ def test_pose_moves_the_second_part_of_questions_too():
     assert 0 < row.scored.sum() < 100
 
 
-def test_the_control_is_asked_in_windows_that_hold_the_answers():
+def test_the_control_gets_windows_that_hold_the_answers():
     own = rows(Full(1024))
     control = ControlRows(own, 256)
     assert len(control) == 4 * 8

@@ -113,7 +113,7 @@ def test_fsdp2_gives_the_losses_and_the_weights_of_one_process(two, head, dtype)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="FSDP2 would really run")
-def test_fsdp2_on_a_cpu_is_refused_where_accelerate_would_make_ddp_of_it(
+def test_fsdp2_on_a_cpu_is_refused_if_accelerate_would_turn_it_into_ddp(
     extended, stories, tmp_path
 ):
     words = ("--data", str(stories), "-o", str(tmp_path / "out"), "--steps", "2")
@@ -129,7 +129,7 @@ def test_fsdp2_on_a_cpu_is_refused_where_accelerate_would_make_ddp_of_it(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_shipped_configs_are_what_accelerate_reads():
+def test_accelerate_reads_the_shipped_configs():
     from accelerate.commands.config.config_args import load_config_from_file
 
     for name, kind in (("ddp", "MULTI_GPU"), ("fsdp2", "FSDP"), ("fsdp2_cp", "FSDP")):

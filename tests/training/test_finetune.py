@@ -128,7 +128,7 @@ def test_with_one_data_seed_several_seeds_have_the_same_documents_and_the_same_b
     assert tuned[0] != tuned[1]
 
 
-def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, tmp_path):
+def test_none_of_three_documents_is_held_out_and_a_note_says_so(extended, stories, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(stories.read_text().splitlines()[:3]))
     planned = count_training("finetune", extended, str(few), **RUN)
@@ -147,7 +147,7 @@ def test_an_error_about_documents_names_the_option_that_names_them(extended, sto
         count_training("finetune", extended, none, **RUN)
 
 
-def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path):
+def test_refusals_of_one_text_name_an_alternative(extended, base, stories, tmp_path):
     texts = [json.loads(line)["text"] for line in stories.read_text().splitlines()]
     (one := tmp_path / "one.txt").write_text("\n=====\n".join(texts))
     for packing in ("documents", "glued"):
@@ -166,7 +166,7 @@ def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path)
     ("kind", "link", "copies"),
     [("finetune", "copy", 2), ("finetune", "hard", 1), ("fit", "copy", 1), ("fit", "hard", 0)],
 )
-def test_room_for_the_output_is_asked_for_before_the_training(
+def test_room_for_the_output_is_checked_before_the_training(
     base, extended, stories, tmp_path, monkeypatch, kind, link, copies
 ):
     """OUT holds the tuned weights and the base's; after a fit only the base's."""
@@ -240,7 +240,7 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
     )
 
 
-def test_the_control_is_held_against_the_tuned_model_on_the_same_tokens():
+def test_the_control_is_compared_with_the_tuned_model_on_the_same_tokens():
     """Of 8 documents of 64 tokens, by hand the mean of the last 16 differences."""
     rng = np.random.default_rng(3)
     losses = rng.normal(2, 0.5, (3, 8, 64)).astype(np.float32)
@@ -275,7 +275,7 @@ def test_eight_passes_are_warned_of():
     assert "warning: [passes] after 8 passes the" in report.too_often(8)
 
 
-def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():
+def test_a_fit_names_engines_that_cannot_read_it_and_the_cost_of_the_narrower_form():
     factors = [1.0 + 0.2 * pair for pair in range(16)]
     written = ropext.plan("ropext://demo", method="longrope", factor=4, pair_factors=factors)
     yarn = ropext.plan("ropext://demo", method="yarn", factor=4)
@@ -322,7 +322,7 @@ def test_a_run_says_after_its_first_step_how_long_it_will_take():
     assert [sentence.split()[1] for sentence in told] == ["8", "18", "28", "38"]
 
 
-def test_it_learns_and_every_number_stands_beside_base_and_control(tuned):
+def test_it_learns_and_every_number_is_listed_with_base_and_control(tuned):
     done, _, _ = tuned
     assert [entry["step"] for entry in done.by_step] == list(range(1, 9))
     assert done.by_step[-1]["loss"] < done.by_step[0]["loss"] - 0.1
@@ -466,7 +466,7 @@ def test_record_and_card_tell_the_run(tuned, extended):
     )
 
 
-def test_base_and_curve_lie_beside_it_and_the_run_directory_is_gone(tuned, extended):
+def test_base_and_curve_are_next_to_it_and_the_run_folder_is_gone(tuned, extended):
     _, output, told = tuned
     for name in ("config.json", "model.safetensors", "ropext.json", "tokenizer.json"):
         assert (output / "base" / name).read_bytes() == (extended / name).read_bytes()
@@ -521,7 +521,7 @@ def test_the_cards_two_lines_load_the_adapter_from_another_directory(tuned, tmp_
     assert size > 1e-3
 
 
-def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
+def test_killed_it_resumes_with_the_losses_of_an_uninterrupted_run(
     tuned, extended, stories, tmp_path, monkeypatch
 ):
     step, output = trainer._Trainer.training_step, tmp_path / "out"
@@ -557,7 +557,7 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
     assert again == done
 
 
-def test_an_interrupt_saves_and_the_same_call_goes_on(
+def test_an_interrupt_saves_and_the_same_call_resumes(
     tuned, extended, stories, tmp_path, monkeypatch
 ):
     step, output = trainer._Trainer.training_step, tmp_path / "out"
@@ -803,7 +803,7 @@ PLENTY = 8 * 34 * 2 * 256 * 32 * 2
 
 
 @pytest.mark.parametrize(("free", "times"), [(PLENTY - 8, 2), (PLENTY, 1)])
-def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
+def test_layers_are_recomputed_in_the_backward_pass_only_if_memory_is_short(
     extended, stories, tmp_path, monkeypatch, free, times
 ):
     from transformers.models.llama.modeling_llama import LlamaMLP
@@ -831,7 +831,7 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
     assert runs == [2 * times]  # one in each of two layers
 
 
-def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):
+def test_mistakes_give_one_sentence(base, extended, stories, tmp_path):
     output = tmp_path / "out"
     with pytest.raises(InputError, match=r"not extended by ropext.*ropext extend"):
         train("finetune", base, str(stories), output)

@@ -111,7 +111,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("model_type", SHAPES)
-def test_trained_embeddings_of_a_tied_head_are_what_stock_and_config_read(
+def test_trained_embeddings_of_a_tied_head_are_read_alike_by_stock_and_config(
     model_type, stories, tmp_path, capsys
 ):
     """PEFT unties these three by itself; the loss by stored tensors and the config's word is

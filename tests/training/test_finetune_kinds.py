@@ -198,7 +198,7 @@ def test_conversations_in_which_the_user_alone_speaks_are_refused(extended, tmp_
         train("finetune", model, str(data), tmp_path / "out", **SHORT)
 
 
-def test_text_that_is_read_again_is_told(extended, stories, tmp_path):
+def test_text_that_is_read_again_is_reported(extended, stories, tmp_path):
     prepared = prepare(str(extended), str(stories), Finetune(**SHORT)).training
     # 700 characters hold two rows of 256, and all 24 documents can train.
     assert prepared.rows.passes == 4 / 48
@@ -237,7 +237,7 @@ def test_the_adapter_of_a_base_on_the_hub_names_the_extended_one_there(extended,
     assert str(tmp_path) not in card
 
 
-def test_out_of_memory_names_three_options_and_the_same_call_goes_on(
+def test_out_of_memory_names_three_options_and_the_same_call_resumes(
     extended, stories, tmp_path, monkeypatch
 ):
     step = trainer._Trainer.training_step
@@ -264,14 +264,14 @@ def test_out_of_memory_names_three_options_and_the_same_call_goes_on(
     assert "resuming after step 3" in told
 
 
-def test_what_the_cpus_allocator_says_is_told_as_out_of_memory_too():
+def test_the_cpus_allocator_error_is_out_of_memory_too():
     with pytest.raises(Stopped, match="out of memory"), memory_errors("out of memory"):
         torch.empty(2**60)
     with pytest.raises(RuntimeError, match="shape"), memory_errors(""):
         torch.empty(2) @ torch.empty(3, 3)
 
 
-def test_what_cuda_says_of_its_memory_is_exit_4_and_a_sentence():
+def test_cuda_out_of_memory_is_exit_4_and_a_sentence():
     for words in (
         "CUDA error: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
@@ -316,7 +316,7 @@ class SummaryWriter:
 """
 
 
-def test_what_a_tracker_wrote_is_part_of_the_result(extended, stories, tmp_path, monkeypatch):
+def test_files_of_a_tracker_are_part_of_the_result(extended, stories, tmp_path, monkeypatch):
     (tmp_path / "tensorboardX.py").write_text(WRITER)
     monkeypatch.syspath_prepend(tmp_path)
     options = SHORT | {"report_to": "tensorboard"}

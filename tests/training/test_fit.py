@@ -144,7 +144,7 @@ def test_frozen_weights_are_bit_equal_after_it(fitted):
     assert written == (DEMO / "checkpoint" / "model.safetensors").read_bytes()
 
 
-def test_stock_transformers_builds_the_fitted_spectrum_from_what_is_written(fitted):
+def test_stock_transformers_builds_the_fitted_spectrum_from_the_written_config(fitted):
     from transformers import AutoModelForCausalLM
 
     done, output, _, _ = fitted
@@ -157,14 +157,14 @@ def test_stock_transformers_builds_the_fitted_spectrum_from_what_is_written(fitt
     assert found.passed, found.failures()
 
 
-def test_the_numbers_are_those_of_stock_transformers_on_what_is_written(fitted):
+def test_the_numbers_equal_stock_transformers_on_the_output(fitted):
     done, output, _, _ = fitted
     half, tail = np.mean(losses_of(output, done), axis=0)
     assert done.numbers["fitted"]["far_half_nll@256"].value == pytest.approx(half, abs=1e-4)
     assert done.numbers["fitted"]["tail_nll@256"].value == pytest.approx(tail, abs=1e-4)
 
 
-def test_what_it_leaves_tells_the_fit(fitted):
+def test_the_output_describes_the_fit(fitted):
     done, output, told, _ = fitted
     record = json.loads((output / "ropext.json").read_text())
     check(record, "ropext")
@@ -208,7 +208,7 @@ def test_the_pair_factors_file_gives_the_same_spectrum_to_extend(fitted):
     assert plan.main.wanted == done.plan.main.wanted
 
 
-def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_path, monkeypatch):
+def test_the_start_is_written_if_no_step_is_surely_better(tmp_path, monkeypatch):
     """The steps are so wide that they only do harm; the cost counts every token that the model
     read."""
     from transformers import LlamaModel
@@ -254,7 +254,7 @@ def plain(base, stories, tmp_path_factory):
     return train("fit", base, str(stories), output, **RANDOM)
 
 
-def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_path, monkeypatch):
+def test_a_killed_fit_resumes_to_the_same_spectrum(plain, base, stories, tmp_path, monkeypatch):
     done, output, own = plain, tmp_path / "out", trainer._Trainer.training_step
 
     def dies(self, *args, **kwargs):
@@ -291,7 +291,7 @@ def shared_by_two(base, stories, tmp_path):
     return json.loads(said.splitlines()[-1])
 
 
-def test_two_processes_find_what_one_finds(plain, base, stories, tmp_path):
+def test_two_processes_find_the_same_as_one(plain, base, stories, tmp_path):
     done, found = plain, shared_by_two(base, stories, tmp_path)
     for mine, theirs in zip(done.by_step, found["losses"], strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-5)
@@ -343,7 +343,7 @@ def test_the_narrower_forms_are_written_by_their_own_keys(
     assert verifying.verify(tmp_path / "out").passed
 
 
-def test_a_loader_decides_what_may_move(base, stories):
+def test_a_loader_decides_which_factors_are_trained(base, stories):
     def within(**options):
         return count_training(
             "fit", base, str(stories), **RANDOM | {"start": None} | options
@@ -356,7 +356,7 @@ def test_a_loader_decides_what_may_move(base, stories):
         within(for_loaders=("llama.cpp",), within="longrope")
 
 
-def test_a_loss_that_is_no_number_ends_the_fit_with_what_was_judged(
+def test_a_loss_that_is_no_number_ends_the_fit_and_keeps_the_earlier_judgements(
     base, stories, tmp_path, monkeypatch
 ):
     compute = trainer._Trainer.compute_loss
@@ -373,7 +373,7 @@ def test_a_loss_that_is_no_number_ends_the_fit_with_what_was_judged(
     assert done.tokens == 4 * 1024
 
 
-def test_a_judgement_that_is_no_number_ends_the_fit_with_what_was_judged(
+def test_a_judgement_that_is_no_number_ends_the_fit_and_keeps_the_earlier_ones(
     base, stories, tmp_path, monkeypatch
 ):
     read, count = TokenScorer.token_nll, []
@@ -396,7 +396,7 @@ def test_a_judgement_that_is_no_number_ends_the_fit_with_what_was_judged(
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-def test_a_spectrum_that_leaves_the_guards_ends_the_fit_with_what_was_judged(
+def test_a_spectrum_that_leaves_the_guards_ends_the_fit_and_keeps_the_judgements(
     base, stories, tmp_path
 ):
     options = RANDOM | {"within": "ntk", "start": "ntk", "learning_rate": 0.5, "steps": 40}
@@ -426,7 +426,7 @@ def test_no_document_is_in_both_parts(base, stories):
             assert not any(own in text for own in judging)
 
 
-def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
+def test_mistakes_give_one_sentence(base, stories, tmp_path):
     from transformers import ModernBertConfig
 
     output = tmp_path / "out"
@@ -467,7 +467,7 @@ def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path, monkeypatch):
+def test_an_interrupt_saves_and_the_same_command_resumes(base, stories, tmp_path, monkeypatch):
     step = trainer._Trainer.training_step
 
     def asks(self, *args, **kwargs):
@@ -491,7 +491,7 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path
     assert any("started with torch 1.0, resumes with torch 2" in each for each in said)
 
 
-def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
+def test_an_interrupt_while_documents_are_read_keeps_the_read_ones(
     base, stories, tmp_path, monkeypatch
 ):
     put, names = Store.put, []
@@ -532,7 +532,7 @@ def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_pat
     assert found[0]["schema"] == FitStage.schema == 2
 
 
-def test_a_full_disk_is_told_in_a_sentence_and_the_same_command_goes_on(
+def test_a_full_disk_gives_one_sentence_and_the_same_command_resumes(
     base, stories, tmp_path, monkeypatch
 ):
     def full(self, *args, **kwargs):
@@ -550,7 +550,7 @@ def test_a_full_disk_is_told_in_a_sentence_and_the_same_command_goes_on(
     }
 
 
-def test_a_model_that_answers_nothing_is_not_asked_at_the_target(base, stories, tmp_path):
+def test_a_model_without_answers_gets_no_questions_at_the_target(base, stories, tmp_path):
     options = RANDOM | {"retrieval_items": 10, "retrieval_share": 0.5, "steps": 2}
     done = train("fit", base, str(stories), tmp_path / "out", **options)
     assert any("the base does not answer them inside its own context" in own for own in done.notes)

@@ -119,7 +119,7 @@ def moved(space):
     ("within", "method", "form"),
     [("longrope", "pi", "longrope"), ("yarn", "yarn", "yarn"), ("ntk", "ntk", "default")],
 )
-def test_what_is_written_is_what_was_fitted(within, method, form):
+def test_the_written_factors_are_the_fitted_ones(within, method, form):
     """Stock transformers, from the config of the moved spectrum, against the live modules."""
     model = wide_llama(max_position_embeddings=1024 if within == "yarn" else 64)
     global_target = 4096 if within == "yarn" else TARGET
@@ -168,7 +168,7 @@ def test_a_pair_is_held_at_its_guard_and_comes_back():
     assert float(space.offsets.grad[3]) == pytest.approx(6.0)  # still moved by the gradient
 
 
-def test_a_start_beyond_the_ceiling_is_where_the_fit_begins():
+def test_a_fit_begins_at_a_start_beyond_the_ceiling():
     """Frozen dynamic NTK slows its last pair by (s^2 - s + 1), 57 at 8 times: above 4 times 8."""
     model = wide_llama(max_position_embeddings=TARGET // 8)
     space, plan, config = live(model, method="dynamic", ceiling=32.0)
@@ -181,7 +181,7 @@ def test_a_start_beyond_the_ceiling_is_where_the_fit_begins():
         assert torch.allclose(began, stock(ids_of(model)).logits, atol=1e-4 * float(began.std()))
 
 
-def test_spectra_outside_of_the_guards_are_told_and_stop_the_training():
+def test_spectra_outside_of_the_guards_are_reported_and_stop_the_training():
     model = new_llama(max_position_embeddings=1024)
     config = config_of(model)
     plan = make_plan(config, Extend(method="yarn", factor=4))

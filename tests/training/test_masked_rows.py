@@ -117,7 +117,7 @@ def test_the_first_loss_is_stock_cross_entropy_over_all_masked_tokens_of_a_step(
     assert not np.array_equal(rows[0].labels, rows[1].labels)
 
 
-def test_a_run_that_goes_on_gives_the_same_bytes(place, monkeypatch):
+def test_a_resumed_run_gives_the_same_bytes(place, monkeypatch):
     whole = finetune(place, "bert", "whole", save_every=1)
     step = trainer._Trainer.training_step
 
@@ -179,7 +179,7 @@ def test_short_windows_go_with_long_rows(place):
     assert finetune(place, "roberta", "short", keep_short=2).steps == 3
 
 
-def test_what_fills_in_nothing_is_refused(place, tmp_path):
+def test_a_masked_model_without_a_mask_token_is_refused(place, tmp_path):
     BertModel.from_pretrained(place / "bert").save_pretrained(tmp_path / "body")
     wrapping_tokenizer().save_pretrained(tmp_path / "body")
     ropext.extend(tmp_path / "body", tmp_path / "long", factor=2, no_verify=True)

@@ -85,7 +85,7 @@ def test_the_new_rows_alone_are_other_bytes(place):
     assert list(done.results["variants"]) == ["base", "tuned"]
 
 
-def test_a_lora_beside_them_leaves_the_old_rows(place):
+def test_a_lora_with_new_rows_keeps_the_old_rows(place):
     out = finetune(place, "gpt2", "gpt2-tuned", train="both")
     before, after = weights(place / "gpt2-long"), weights(out)
     same = (before[GPT_TABLE] == after[GPT_TABLE]).all(1)
@@ -144,7 +144,7 @@ def test_options_of_another_kind_are_refused(place, options, said):
         finetune(place, "gpt2", "never", **options)
 
 
-def test_what_has_no_new_rows_is_refused(place, tmp_path):
+def test_a_model_without_new_rows_is_refused(place, tmp_path):
     with pytest.raises(UsageError, match="is for a learned table of positions"):
         ropext.finetune(rotary(tmp_path), place / "data.jsonl", tmp_path / "x", train="new-rows")
     with pytest.raises(InputError, match="was not extended by ropext"):

@@ -39,7 +39,7 @@ def test_a_scaled_config_is_read_as_the_record_that_is_lost(base, extended, lost
     assert not taken_back.get("rope_scaling")
 
 
-def test_no_advice_extends_what_is_extended(base, tmp_path):
+def test_no_advice_extends_an_extended_model(base, tmp_path):
     out = tmp_path / "linear"
     ropext.extend(str(base), out, method="pi", factor=4, no_verify=True)
     (out / "ropext.json").unlink()

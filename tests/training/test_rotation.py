@@ -39,6 +39,6 @@ def test_the_last_checkpoints_and_the_best_one_stay(folder, best, kept):
     assert trainer.last_checkpoint(folder).name == "checkpoint-10"
 
 
-def test_what_a_judged_step_leaves_has_a_name_of_ropext_s():
+def test_files_of_a_judged_step_have_names_of_ropext():
     """Else the folder of a finished fit would stay."""
     assert workdir.OURS.fullmatch(f"steps/yarn/1/{judge.KNOBS}")

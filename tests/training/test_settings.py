@@ -63,7 +63,7 @@ def test_the_evaluations_of_an_open_end_cost_a_tenth_of_its_training_at_most(jud
     assert of_data(10**4, judging=judging, epochs=1, patience=2).patience == 2
 
 
-def test_steps_epochs_and_batches_that_were_asked_for_are_kept():
+def test_requested_steps_epochs_and_batches_are_kept():
     books = of_data(165, judging=0)  # eight books in windows of 16k
     assert (books.steps.value, books.rows.value) == (41, 16)
     assert "at most 4 passes" in books.steps.source
@@ -85,7 +85,7 @@ def test_a_short_run_warms_up_for_as_large_a_share_as_yarns():
     assert settings(1e6, 256, 1024, steps=10, warmup=2).warmup.value == 2
 
 
-def test_what_is_asked_for_wins_and_says_so():
+def test_a_given_option_wins_with_a_note():
     found = settings(7e9, steps=30, learning_rate=1e-3, batch_tokens=40000, rank=8)
     assert (found.steps.value, found.steps.source) == (30, "asked for")
     assert found.learning_rate.value == 1e-3
@@ -163,7 +163,7 @@ def in_brackets(options, name):
     return options.model_fields[name].description.partition("[")[2].rstrip("]")
 
 
-def test_a_fit_names_a_flag_only_where_it_was_given():
+def test_a_fit_names_a_flag_only_if_it_was_given():
     plain, given = (defaults.fit_settings(own, 256, 1024, 32) for own in (Fit(), Fit(steps=40)))
     assert plain.steps.value == given.steps.value == 40
     assert [own.steps.source for own in (plain, given)] == [defaults.FIT_MEASURED, "--steps"]

@@ -47,7 +47,7 @@ def test_questions_of_a_fit_in_short_rows_jump_too(base, stories):
     assert max(int(np.diff(row.positions).max()) for row in rows) > 64
 
 
-def test_what_a_fit_in_short_rows_trains_on_does_not_grow_with_the_target(base, stories):
+def test_the_rows_of_a_short_fit_do_not_grow_with_the_target(base, stories):
     near, far = (
         count_training("fit", base, str(stories), **POSE | {"factor": own}) for own in (4, 8)
     )

@@ -62,7 +62,7 @@ def read(model, data, **more):
     return evaluate(str(model), data=data, lengths=(256,), **more)
 
 
-def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
+def test_an_overlap_of_training_and_evaluation_is_reported_everywhere(tuned):
     done, output, told = tuned
     mark = "8 of 8 trained on"
     assert any("8 of 8 documents were trained on, whole or in part" in line for line in told)
@@ -85,7 +85,7 @@ def test_a_plan_warns_of_the_overlap_before_the_training(extended, data):
     assert "trained on" not in report.plan_text(planned)
 
 
-def test_a_forecast_says_of_no_document_that_it_chose_what_is_not_trained_yet(extended, data):
+def test_a_forecast_has_no_choice_documents_before_the_training(extended, data):
     options = {"batch_tokens": 256, "rank": 2, "eval_documents": 8, "evaluate": data["new"]}
     planned = count_training("finetune", extended, data["train"], **options)
     assert planned.training.chooses_step
@@ -127,7 +127,7 @@ def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp
     assert {row["model"]: row["remark"] for row in side.table()} == {"base": None, label: mark}
 
 
-def test_an_adapter_knows_what_it_was_trained_on(tuned, data):
+def test_an_adapter_records_its_training_documents(tuned, data):
     _, output, _ = tuned
     found = read(output / "base", data["again"], adapter=str(output / "adapter")).results
     marks = {name: own["overlap"] for name, own in found["variants"].items()}
@@ -170,9 +170,7 @@ def test_extensions_and_fits_of_a_tuned_model_know_its_training_documents(tuned,
     assert fit.data.trained.count > 12
 
 
-def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
-    base, data, stories, tmp_path
-):
+def test_a_fit_records_its_documents_and_a_later_finetune_warns(base, data, stories, tmp_path):
     output = tmp_path / "fitted"
     options = {"factor": 4, "start": "pi", "steps": 1, "batch_tokens": 256}
     ropext.fit(base, str(stories), output, retrieval_items=0, retrieval_share=0, **options)

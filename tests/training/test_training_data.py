@@ -98,7 +98,7 @@ def test_documents_that_do_not_reach_the_target_train_and_judge_nothing(encoder)
     assert 15 <= len(joined.held_out) <= 50
 
 
-def test_none_is_held_out_where_others_judge(encoder):
+def test_none_is_held_out_if_other_documents_judge(encoder):
     found = read(texts(40), encoder, judging=0)
     assert (len(found.documents), found.held_out) == (40, ())
 
@@ -169,7 +169,7 @@ def test_a_template_that_renders_beginnings_otherwise_is_searched_for_the_turns(
         list(data.assistant_turns(raw, text, encoder))
 
 
-def test_the_digest_tells_ids_and_what_is_scored(encoder):
+def test_the_digest_covers_ids_and_scored_tokens(encoder):
     one = data.TrainingData((corpus.Document(np.arange(9)),), (), 1)
     two = data.TrainingData((corpus.Document(np.arange(9), np.arange(9) > 0),), (), 1)
     three = data.TrainingData((corpus.Document(np.arange(1, 10)),), (), 1)

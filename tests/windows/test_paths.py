@@ -174,7 +174,7 @@ def test_a_rename_waits_for_a_virus_scanner(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_what_powershell_redirected_is_read(tmp_path, encoding):
+def test_output_redirected_by_powershell_is_read(tmp_path, encoding):
     file, pairs = tmp_path / "recipe.yaml", tmp_path / "pairs.txt"
     pairs.write_bytes("1.0\n2.0\n".encode(encoding))
     text = "model: 模型\nextend: {method: longrope, factor: 2, pair_factors: pairs.txt}\n"
