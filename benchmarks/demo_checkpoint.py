@@ -35,7 +35,7 @@ from ropext.options.tasks import (
     repetition,
     running_text,
 )
-from ropext.options.tasks.item import Request
+from ropext.options.tasks.item import ItemRequest
 from scripts.demo_checkpoint import rows
 from scripts.demo_checkpoint.tokenizer import CachedEncoder, load_encoder
 
@@ -152,13 +152,13 @@ class Measurement:
 
     def items(
         self,
-        make: Callable[[CachedEncoder, Haystack, Request], list[Item]],
+        make: Callable[[CachedEncoder, Haystack, ItemRequest], list[Item]],
         haystack: Haystack,
         length: int,
     ) -> list[Item]:
         """Make one item at each of 100 depths, evenly from 0 to 1."""
         depths = tuple(i / (ITEMS - 1) for i in range(ITEMS))
-        return make(self.encoder, haystack, Request(length, depths, 0, SEED))
+        return make(self.encoder, haystack, ItemRequest(length, depths, 0, SEED))
 
     def by_position(self) -> str:
         nats = losses(load(self.checkpoint, self.all[0]), self.tokens[:, : self.context])
@@ -219,7 +219,7 @@ class Measurement:
                 copy.make, self.held_out_text, n)),
             ("mkey, 4 keys, held-out packages", lambda n: [
                 item for index in range(25) for item in mkey.make(
-                    self.encoder, self.held_out_text, Request(n, many[1::4], index, SEED))]),
+                    self.encoder, self.held_out_text, ItemRequest(n, many[1::4], index, SEED))]),
         ]  # fmt: skip
         chosen = [s for s in self.all if s.name in ("untouched", "YaRN 4×")]
         models = [(load(self.checkpoint, s), s.target) for s in chosen]

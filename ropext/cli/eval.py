@@ -12,7 +12,7 @@ from ropext.base.inputs import from_home
 from ropext.base.jobs import counted
 from ropext.cli import options
 from ropext.cli.output import Out, call_of, stoppable
-from ropext.options.endpoint import AskPort, is_port
+from ropext.options.endpoint import EndpointOptions, is_port
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import flag
 
@@ -82,7 +82,7 @@ DryRun = Annotated[
 ]
 
 
-@options.takes("given", AskPort, Evaluate)
+@options.takes("given", EndpointOptions, Evaluate)
 def command(
     out: Out,
     given: dict[str, Any],

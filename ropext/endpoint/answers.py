@@ -99,14 +99,14 @@ ByLength = Mapping[int, Sequence[Answer]]
 
 
 @dataclass(frozen=True)
-class Cuts:
+class TruncatedLengths:
     """The lengths that the server cut, and the lengths for which that is not known."""
 
     reasons: Mapping[int, str]  # by length: how it is known that the server cut the prompts
     unknown: Sequence[int]  # lengths at which something was missed and no usage shows a whole read
 
 
-def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> Cuts:
+def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> TruncatedLengths:
     """Compare the count of each prompt with the number of tokens that the server read, the shortest
     length first.
 
@@ -128,7 +128,7 @@ def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> C
         told = [answer.error for answer in group if answer.error is not None]
         if told:
             error = max(told)
-    return Cuts(reasons, unknown)
+    return TruncatedLengths(reasons, unknown)
 
 
 def _cut(answer: Answer, counting: Counting, error: float | None, limit: int | None) -> str:

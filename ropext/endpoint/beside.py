@@ -57,7 +57,7 @@ class KeptAnswers:
 
 
 @dataclass(frozen=True)
-class Beside:
+class PlainComparison:
     """The result of the comparison: True if the scaling is on, False if it is off, None if not
     known."""
 
@@ -151,13 +151,15 @@ def _apart(token: int | None, first: Candidates, second: Candidates) -> float:
     return abs(first[token] - second[token])
 
 
-def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> Beside:
+def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> PlainComparison:
     """Compare a server with the kept answers of an unscaled one."""
     wanted = Prompts(plain.lengths, plain.vocab_size)
     told = answers_of(server, model, wanted)
     pairs = [(a, b) for a, b in zip(told, plain.first, strict=True) if a and b]
     if len(pairs) * 2 < len(told):
-        return Beside(None, f"only {len(pairs)} of {len(told)} prompts were answered by both")
+        return PlainComparison(
+            None, f"only {len(pairs)} of {len(told)} prompts were answered by both"
+        )
     difference = fmean(gap(a, b) for a, b in pairs)
     said = (
         f"after {len(pairs)} prompts of {plain.lengths[0]} to {plain.lengths[-1]} tokens it "
@@ -165,10 +167,10 @@ def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> Beside
         f"differs from itself by {plain.noise:.3f} at most"
     )
     if difference > max(NOISES * plain.noise, LEAST):
-        return Beside(True, f"{said}: a scaling is on (which one, this does not tell)")
+        return PlainComparison(True, f"{said}: a scaling is on (which one, this does not tell)")
     if plain.noise <= QUIET and difference <= max(ALIKE * plain.noise, LEAST / NOISES):
-        return Beside(False, f"{said}: the scaling is off")
-    return Beside(None, f"{said}: too little to tell the two apart")
+        return PlainComparison(False, f"{said}: the scaling is off")
+    return PlainComparison(None, f"{said}: too little to tell the two apart")
 
 
 @dataclass(frozen=True)

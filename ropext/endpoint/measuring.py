@@ -19,7 +19,14 @@ from ropext.base.jsontext import digest, read_values
 from ropext.base.lengths import length_text, tail_tokens
 from ropext.base.narration import NOBODY, Call, Hooks, duration
 from ropext.base.workdir import STORES, Workdir
-from ropext.endpoint.answers import Answer, Cuts, answered, cuts_by_usage, lost_its_start, scored
+from ropext.endpoint.answers import (
+    Answer,
+    TruncatedLengths,
+    answered,
+    cuts_by_usage,
+    lost_its_start,
+    scored,
+)
 from ropext.endpoint.counting import Count
 from ropext.endpoint.plan import CUT, PORT, PortPlan
 from ropext.endpoint.port import Port
@@ -217,7 +224,7 @@ class PortRow:
             answered(self.port, put).said != answer.said for put, answer in again
         )
 
-    def cuts(self, plan: PortPlan) -> Cuts:
+    def cuts(self, plan: PortPlan) -> TruncatedLengths:
         """Return the lengths whose prompts the server cut, as far as its usage shows it."""
         by_length = dict[int, list[Answer]]()
         for question, answer in self.answers():
@@ -426,7 +433,7 @@ class FirstWords:
     counts: Mapping[str, Count]
     asking: Asking
 
-    def tested(self, cuts: Cuts) -> Cuts:
+    def tested(self, cuts: TruncatedLengths) -> TruncatedLengths:
         """Return the cuts, after a test of each length whose usage does not show whether the server
         cut it.
 
@@ -450,7 +457,7 @@ class FirstWords:
                 reasons[length] = LOST_START
             else:
                 unknown.append(length)
-        return Cuts(reasons, unknown)
+        return TruncatedLengths(reasons, unknown)
 
     def _repeats(self, question: Question, length: int) -> bool:
         """Return True if the server repeats the first word of a text of this length."""

@@ -14,13 +14,13 @@ from ropext.base.workdir import Workdir
 from ropext.endpoint.counting import Counting, counting_of
 from ropext.endpoint.losses import TokenLosses, losses_of
 from ropext.endpoint.port import Port
-from ropext.endpoint.questions import Wish, sentences_of
+from ropext.endpoint.questions import WantedQuestions, sentences_of
 from ropext.endpoint.server import identity_of, served_model, server_at
 from ropext.endpoint.shares import ENOUGH, deciding_questions
 from ropext.endpoint.texts import PortTexts, TextPlan
 from ropext.endpoint.window import trained_window
 from ropext.files.checkpoint.provenance import installed
-from ropext.options.endpoint import AskPort
+from ropext.options.endpoint import EndpointOptions
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.options.tasks import OwnTask, find_task
 from ropext.options.tasks.own import OwnQuestion, read_questions
@@ -44,12 +44,12 @@ NO_LOSSES = (
 class PortPlan:
     """Everything that is decided before the first question."""
 
-    options: AskPort
+    options: EndpointOptions
     port: Port
     plain: Port | None
     counting: Counting
     window: tuple[int, str] | None
-    wish: Wish
+    wish: WantedQuestions
     texts: tuple[str, ...]
     losses: TokenLosses | None = None  # if it returns them, and the user gives texts
     reads: TextPlan | None = None  # with the texts as tokens
@@ -114,7 +114,7 @@ class PortPlan:
         return Workdir(output, "eval", self.decides, about)
 
 
-def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> PortPlan:
+def prepare_port(options: EndpointOptions, model: str | None, texts: Sequence[str]) -> PortPlan:
     """Return the plan: query the servers, and decide lengths and questions."""
     url = options.endpoint or ""
     port = _port(url, options, model)
@@ -134,7 +134,7 @@ def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> P
         if isinstance(task, OwnTask):
             context = lengths[-1] if window is None else window[0]
             own[task] = read_questions(task, context, lengths, options.seed)
-    wish = Wish(
+    wish = WantedQuestions(
         options.asked,
         lengths,
         options.depths,
@@ -193,14 +193,16 @@ def _no_base(plan: PortPlan) -> str | None:
     return None
 
 
-def _port(url: str, options: AskPort, model: str | None) -> Port:
+def _port(url: str, options: EndpointOptions, model: str | None) -> Port:
     server = replace(server_at(url), deadline=float(options.deadline))
     name, limit = served_model(server, url, model)
     told = identity_of(server, name)
     return Port(server, name, limit, options.api, options.template_args, told)
 
 
-def lengths_of(options: AskPort, port: Port, window: int | None, room: int = 0) -> tuple[int, ...]:
+def lengths_of(
+    options: EndpointOptions, port: Port, window: int | None, room: int = 0
+) -> tuple[int, ...]:
     """Return the requested lengths; without any, lengths that double up to the server's limit. For
     texts, `room` tokens of the limit are left for the generated ones."""
     if options.lengths:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 
 from ropext.base.jsontext import Json
 from ropext.endpoint.counting import Count, Counting
-from ropext.options.tasks import OwnTask, Worded, find_task, wording_of
-from ropext.options.tasks.asking import Asked, Order, split_sentences
-from ropext.options.tasks.item import Request, TooShort, derived_rng
+from ropext.options.tasks import OwnTask, TaskWording, find_task, wording_of
+from ropext.options.tasks.asking import TextQuestion, TextRequest, split_sentences
+from ropext.options.tasks.item import ItemRequest, LengthTooShort, derived_rng
 from ropext.options.tasks.own import OwnQuestion, haystacks_of, too_long
 from ropext.results.measurement import Store
 
@@ -28,7 +28,7 @@ class Question:
     task: str
     length: int
     index: int
-    asked: Asked
+    asked: TextQuestion
     room: int
     counted: int
 
@@ -46,7 +46,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Wish:
+class WantedQuestions:
     """The questions that a plan wants."""
 
     tasks: tuple[str, ...]
@@ -71,12 +71,12 @@ class Wish:
                     yield length, task, index, depths
 
 
-def room_of(worded: Worded) -> int:
+def room_of(worded: TaskWording) -> int:
     """Return the number of tokens that an answer may take."""
     return max(worded.room, LEAST_ROOM)
 
 
-def counts_of(wish: Wish, counting: Counting) -> dict[str, Count]:
+def counts_of(wish: WantedQuestions, counting: Counting) -> dict[str, Count]:
     """Return the count for the texts of each task."""
     counts = dict[str, Count]()
     for task in wish.tasks:
@@ -84,7 +84,7 @@ def counts_of(wish: Wish, counting: Counting) -> dict[str, Count]:
     return counts
 
 
-def _of_kind(task: str, wish: Wish) -> str:
+def _of_kind(task: str, wish: WantedQuestions) -> str:
     """Return a text of the kind that a task has."""
     for own, questions in wish.own.items():
         if own == task:
@@ -95,12 +95,14 @@ def _of_kind(task: str, wish: Wish) -> str:
     while len(text) < KIND and units <= worded.most:
         rng = derived_rng(wish.seed, task, 0, 0)
         depths = wish.depths[: find_task(task).per_haystack or len(wish.depths)]
-        text = worded.make(Order(units, depths, wish.lengths[0], rng, wish.hay))[0].text
+        text = worded.make(TextRequest(units, depths, wish.lengths[0], rng, wish.hay))[0].text
         units *= 2
     return text
 
 
-def build(wish: Wish, counts: dict[str, Count], kept: Store) -> Iterator[list[Question] | str]:
+def build(
+    wish: WantedQuestions, counts: dict[str, Count], kept: Store
+) -> Iterator[list[Question] | str]:
     """Yield the questions of each haystack, as an earlier call kept them if it did. Yield a
     sentence instead if no question of a task fits a length."""
     too_short = set[tuple[str, int]]()
@@ -112,8 +114,10 @@ def build(wish: Wish, counts: dict[str, Count], kept: Store) -> Iterator[list[Qu
             yield [_read(entry) for entry in kept.get(name)]
             continue
         try:
-            questions = _built(wish, counts[task], task, Request(length, depths, index, wish.seed))
-        except TooShort as error:
+            questions = _built(
+                wish, counts[task], task, ItemRequest(length, depths, index, wish.seed)
+            )
+        except LengthTooShort as error:
             too_short.add((task, length))
             yield str(error)
             continue
@@ -123,7 +127,7 @@ def build(wish: Wish, counts: dict[str, Count], kept: Store) -> Iterator[list[Qu
         yield from _own(wish, own, counts[own])
 
 
-def _own(wish: Wish, task: OwnTask, count: Count) -> Iterator[list[Question] | str]:
+def _own(wish: WantedQuestions, task: OwnTask, count: Count) -> Iterator[list[Question] | str]:
     """Yield the user's own questions, each alone, and a sentence if some are too long."""
     sizes = list[int]()
     for index, one in zip(haystacks_of(wish.own[task]), wish.own[task], strict=True):
@@ -141,15 +145,15 @@ def _own(wish: Wish, task: OwnTask, count: Count) -> Iterator[list[Question] | s
         yield too_long(task, sizes, wish.own[task], wish.lengths[-1])
 
 
-def _built(wish: Wish, count: Count, task: str, wanted: Request) -> list[Question]:
+def _built(wish: WantedQuestions, count: Count, task: str, wanted: ItemRequest) -> list[Question]:
     worded = wording_of(task)
     room = room_of(worded)
 
-    def needed(asked: Asked) -> int:
+    def needed(asked: TextQuestion) -> int:
         question = Question(task, wanted.length, wanted.index, asked, room, 0)
         return count(question.prompt(wish.api)) + room
 
-    chosen = worded.fitting(needed, wanted, wish.hay)
+    chosen = worded.questions_that_fit(needed, wanted, wish.hay)
     return [
         Question(task, wanted.length, wanted.index, asked, room, needed(asked) - room)
         for asked in chosen
@@ -159,7 +163,7 @@ def _built(wish: Wish, count: Count, task: str, wanted: Request) -> list[Questio
 def _read(entry: dict[str, Json]) -> Question:
     """Return a kept question."""
     asked = entry["asked"] | {"references": tuple(entry["asked"]["references"])}
-    return Question(**(entry | {"asked": Asked(**asked)}))
+    return Question(**(entry | {"asked": TextQuestion(**asked)}))
 
 
 def cut_alike(

@@ -32,7 +32,7 @@ from ropext.options.tasks import (
     repetition,
     running_text,
 )
-from ropext.options.tasks.item import TooShort
+from ropext.options.tasks.item import LengthTooShort
 from ropext.options.tasks.own import own_items, read_questions
 from ropext.options.tasks.passages import KnownAnswer
 from ropext.results import EXTENDED
@@ -237,7 +237,7 @@ def _bundled_questions(
                     )
                     groups.append(tuple(items))
             except UsageError as error:
-                if options.lengths and not isinstance(error, TooShort):
+                if options.lengths and not isinstance(error, LengthTooShort):
                     raise
                 left_out[f"[left-out] {name} is left out at {length_text(length)}: {error}"] = error
     if left_out and (options.lengths or not groups):

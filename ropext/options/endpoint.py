@@ -26,7 +26,7 @@ from ropext.options.tasks import MOST_ITEMS, OwnTask, wording_of
 MOST_DEPTHS = 64  # needles in one text
 
 
-class AskPort(Measuring):
+class EndpointOptions(Measuring):
     """The options of one evaluation of a running server."""
 
     endpoint: Content[str | None] = wanted(
@@ -93,7 +93,7 @@ class AskPort(Measuring):
         return self.data is not None and self.haystack != "text"
 
 
-ONLY = tuple(name for name in AskPort.model_fields if name not in Evaluate.model_fields)
+ONLY = tuple(name for name in EndpointOptions.model_fields if name not in Evaluate.model_fields)
 
 
 def is_port(given: Mapping[str, Any]) -> bool:
@@ -107,18 +107,18 @@ def is_port(given: Mapping[str, Any]) -> bool:
     return False
 
 
-def port_options(given: Mapping[str, Any]) -> AskPort:
+def port_options(given: Mapping[str, Any]) -> EndpointOptions:
     """Check the options of a server's evaluation; refuse an option about a model that ropext
     loads."""
     for name in given:
-        info = AskPort.model_fields.get(name)
+        info = EndpointOptions.model_fields.get(name)
         is_served = info is not None and Trait.SERVED in info.metadata
         if name not in ONLY and not is_served:
             raise UsageError(
                 f"{flag(name)} is about a model that ropext loads; with --endpoint the server has "
                 "it: leave one of the two out"
             )
-    options = AskPort(**given)
+    options = EndpointOptions(**given)
     if options.quick and "items" not in given:
         options = options.changed(items=1)
     for name in options.asked:

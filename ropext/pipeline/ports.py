@@ -16,7 +16,7 @@ from ropext.endpoint.report import write_port_report
 from ropext.endpoint.texts import PortTexts
 from ropext.endpoint.vocabulary import text_tokenizer
 from ropext.files.inspecting import open_model
-from ropext.options.endpoint import AskPort, port_options
+from ropext.options.endpoint import EndpointOptions, port_options
 from ropext.options.fields import reads
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
@@ -34,7 +34,7 @@ def plan_port(
     Refuse a gate about anything else, and an output over, in or around an input.
     """
     options = port_options(given)
-    guard.check(reads(dict(options), AskPort), {"--output": output})
+    guard.check(reads(dict(options), EndpointOptions), {"--output": output})
     check_unlocked(output)
     if options.data is not None:
         from ropext.evaluation.corpus import (
@@ -59,7 +59,7 @@ def evaluate_port(plan: PortPlan, output: Path | None, call: Call) -> Measuremen
     return measure_port(plan, output, call, write_port_report)
 
 
-def _texts(options: AskPort) -> tuple[str, ...]:
+def _texts(options: EndpointOptions) -> tuple[str, ...]:
     """Return the texts of --data that surround the needles."""
     if options.data is None or options.haystack != "text":
         return ()
@@ -76,7 +76,7 @@ def _texts(options: AskPort) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _as_tokens(options: AskPort, lengths: Sequence[int]) -> PortTexts:
+def _as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> PortTexts:
     """Return the documents that an evaluation of a directory would read, with the same tokens."""
     import numpy as np
 
@@ -95,7 +95,7 @@ def _as_tokens(options: AskPort, lengths: Sequence[int]) -> PortTexts:
     return PortTexts(documents, ids, encoder.bos, corpus.to_json())
 
 
-def _directory(options: AskPort) -> Path:
+def _directory(options: EndpointOptions) -> Path:
     """Return the directory of the tokenizer that encodes the texts."""
     if options.tokenizer is not None:
         return Path(options.tokenizer)

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 from ropext.options.tasks import Encoder, Haystack, passkey, repetition
-from ropext.options.tasks.item import Request
+from ropext.options.tasks.item import ItemRequest
 from scripts.demo_checkpoint.rows import Mixture, Row, RowMaker, batch_rows
 from scripts.demo_checkpoint.sources import library, read_documents, split
 from scripts.demo_checkpoint.tokenizer import VOCABULARY, CachedEncoder, train_tokenizer
@@ -115,7 +115,7 @@ def rows_loss(model: Any, body: Any, rows: list[Row]) -> torch.Tensor:
 def find_rate(model: Any, encoder: Encoder, hay: Haystack, window: int, step: int) -> float:
     """Return the share of 64 fresh passkeys at `window` that greedy decoding would give."""
     depths = tuple((i + 0.5) / 64 for i in range(64))
-    items = passkey.make(encoder, hay, Request(window, depths, step, seed=-1))
+    items = passkey.make(encoder, hay, ItemRequest(window, depths, step, seed=-1))
     tokens = torch.tensor([[*item.prompt, *item.answer] for item in items])
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
     size = len(items[0].answer)

@@ -248,7 +248,9 @@ def test_an_option_of_a_running_server_is_marked_in_its_type(monkeypatch):
     given = {"endpoint": "http://localhost:1", "skip_first": 1}
     for kind, heeded in ((int, False), (Served[int], True)):
         fields = {"__annotations__": {"skip_first": kind}, "skip_first": wanted(3, "tokens")}
-        monkeypatch.setattr(endpoint, "AskPort", type("Ask", (endpoint.AskPort,), fields))
+        monkeypatch.setattr(
+            endpoint, "EndpointOptions", type("Ask", (endpoint.EndpointOptions,), fields)
+        )
         if heeded:
             assert endpoint.port_options(given).skip_first == 1
         else:

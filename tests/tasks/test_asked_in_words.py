@@ -10,7 +10,7 @@ from test_tasks import Characters, Pieces
 
 from ropext.base.errors import UsageError
 from ropext.options.tasks import TASKS, THIRTEEN, all_named, find_task, passages
-from ropext.options.tasks.asking import Order, match, sentences
+from ropext.options.tasks.asking import TextRequest, match, sentences
 from ropext.options.tasks.item import NOUNS
 from ropext.options.tasks.passages import KnownAnswer
 
@@ -196,8 +196,8 @@ def test_no_requested_engine_is_listed_twice(hops, monkeypatch):
     monkeypatch.setattr(passages, "_name", lambda rng: rng.choice(["Bar", "Dal", "Kel"]))
     monkeypatch.setattr(passages, "FIRST_NAMES", ("Ada",))
     for seed in range(5):
-        order = Order(40, (0.5,), 9000, random.Random(seed))
-        (own,) = passages.OverPassages(hops)(order)
+        order = TextRequest(40, (0.5,), 9000, random.Random(seed))
+        (own,) = passages.PassageQuestions(hops)(order)
         who = re.search(r"(?:was|of|did) ((?!the)\w+ \w+)(?: born| move away)?\?", own.question)
         house = re.search(r"builder of (\w+ House)", own.question)
         if house:
@@ -208,7 +208,7 @@ def test_no_requested_engine_is_listed_twice(hops, monkeypatch):
 
 def test_more_lines_than_pairs_of_words_have_keys_of_their_own():
     (task,) = [own for own in TASKS if own.name == "niah_multikey_2"]
-    own = task.maker.make(Order(len(NOUNS) ** 2, DEPTHS * 2, 2**20, random.Random(0)))[0]
+    own = task.maker.make(TextRequest(len(NOUNS) ** 2, DEPTHS * 2, 2**20, random.Random(0)))[0]
     keys = re.findall(r"secret number of (\S+) is \d", own.text)
     assert len(keys) == len(set(keys)) == len(NOUNS) ** 2 + 10
 

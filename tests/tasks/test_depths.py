@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ropext.options.tasks.asking import Order
+from ropext.options.tasks.asking import TextRequest
 from ropext.options.tasks.needles import Needles
 
 PAGE = Path(__file__).parents[2] / "docs/reference/tasks.md"
@@ -22,7 +22,7 @@ def farthest(around, units):
     worst = 0.0
     for seed in range(20):
         for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
-            order = Order(units, (depth,), 4096, random.Random(seed))
+            order = TextRequest(units, (depth,), 4096, random.Random(seed))
             asked = Needles(around=around)(order)[0]
             body, key = asked.text, asked.question.split(" of ")[1].rstrip("?")
             worst = max(worst, abs(body.index(f"The secret number of {key}") / len(body) - depth))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ropext.base.errors import UsageError
 from ropext.options.tasks import copy, counting, mkey, needles, passages, passkey, shots, tracking
-from ropext.options.tasks.asking import TaskWithWording, Worded
+from ropext.options.tasks.asking import TaskWithWording, TaskWording
 from ropext.options.tasks.item import (
     MOST_ITEMS,
     Encoder,
@@ -59,10 +59,10 @@ def is_in_words(name: str) -> bool:
     return True
 
 
-def wording_of(name: str) -> Worded:
+def wording_of(name: str) -> TaskWording:
     """Return the wording of a task for a server, which takes words and no token ids."""
     task = find_task(name)
-    if isinstance(task.maker, Worded):
+    if isinstance(task.maker, TaskWording):
         return task.maker
     if isinstance(task, TaskWithWording):
         return task.wording
@@ -103,7 +103,7 @@ __all__ = [
     "OwnTask",
     "Task",
     "TaskWithWording",
-    "Worded",
+    "TaskWording",
     "all_named",
     "check_amount",
     "find_task",

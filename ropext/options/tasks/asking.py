@@ -16,10 +16,10 @@ from importlib import resources
 
 from ropext.base.errors import UsageError
 from ropext.options.tasks.item import (
-    Asker,
     Haystack,
     Item,
-    Request,
+    ItemRequest,
+    PromptEncoder,
     Task,
     Tokens,
     common_prefix,
@@ -34,7 +34,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n")
 
 
 @dataclass(frozen=True)
-class Asked:
+class TextQuestion:
     """One question over a text; `opening` begins the answer, in completion and in chat form.
 
     A truncated prompt keeps the instruction, the end of the text and the question.
@@ -68,7 +68,7 @@ class Asked:
         """A digest that tells this question in words from any other."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()[:32]
 
-    def after(self, example: "Asked") -> "Asked":
+    def after(self, example: "TextQuestion") -> "TextQuestion":
         """Return the same question behind an example with its answer."""
         shown = f"{example.prompt}\n{example.opening} {example.written}\n\n"
         return replace(self, instruction=shown + self.instruction)
@@ -87,7 +87,7 @@ def match(answer: str, references: Sequence[str], part: bool) -> float:
 
 
 @dataclass(frozen=True)
-class Order:
+class TextRequest:
     """The input of a task's wording: a number of units of context, and a depth for each
     question."""
 
@@ -99,24 +99,26 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Worded:
+class TaskWording:
     """The maker of the items of a task in words."""
 
     name: str
-    make: Callable[[Order], Sequence[Asked]]
+    make: Callable[[TextRequest], Sequence[TextQuestion]]
     room: int  # tokens that an answer may take
     least: int = 1  # units of context: sentences, words, lines, passages
     most: int = ENDLESS
 
-    def __call__(self, encoder: Asker, haystack: Haystack, wanted: Request) -> list[Item]:
+    def __call__(
+        self, encoder: PromptEncoder, haystack: Haystack, wanted: ItemRequest
+    ) -> list[Item]:
         """Build the questions over the longest context that fits; a common prefix is shared."""
 
-        def count(question: Asked) -> int:
+        def count(question: TextQuestion) -> int:
             prompt = encoder.encode(encoder.render(question.prompt, question.opening))
             return len(prompt) + self._answer_room(encoder, question)
 
         items = list[Item]()
-        for question in self.fitting(count, wanted):
+        for question in self.questions_that_fit(count, wanted):
             rendered = encoder.render(question.prompt, question.opening)
             prompt, answer = self._encoded(encoder, rendered, question)
             item = Item(
@@ -139,15 +141,15 @@ class Worded:
         shared = min(common_prefix(items[0].prompt, item.prompt) for item in items)
         return [replace(item, shared=shared) for item in items]
 
-    def fitting(
-        self, count: Callable[[Asked], int], wanted: Request, hay: Sequence[str] = ()
-    ) -> Sequence[Asked]:
+    def questions_that_fit(
+        self, count: Callable[[TextQuestion], int], wanted: ItemRequest, hay: Sequence[str] = ()
+    ) -> Sequence[TextQuestion]:
         """Draw the questions over the longest context that fits into a length. `count` returns the
         tokens of a question's prompt and of the room for its answer."""
 
-        def draw(units: int, index: int) -> Sequence[Asked]:
+        def draw(units: int, index: int) -> Sequence[TextQuestion]:
             rng = derived_rng(wanted.seed, self.name, wanted.length, index)
-            return self.make(Order(units, wanted.depths, wanted.length, rng, hay))
+            return self.make(TextRequest(units, wanted.depths, wanted.length, rng, hay))
 
         def needed(units: int, index: int) -> int:
             return max(count(question) for question in draw(units, index))
@@ -160,11 +162,13 @@ class Worded:
         units = self._most_that_fits(lambda units: needed(units, wanted.index), wanted.length)
         return draw(units, wanted.index)
 
-    def _answer_room(self, encoder: Asker, question: Asked) -> int:
+    def _answer_room(self, encoder: PromptEncoder, question: TextQuestion) -> int:
         """Return the task's room, or the answer's size if a tokenizer needs more for it."""
         return max(self.room, len(encoder.encode(" " + question.written)))
 
-    def _encoded(self, encoder: Asker, prompt: str, question: Asked) -> tuple[Tokens, Tokens]:
+    def _encoded(
+        self, encoder: PromptEncoder, prompt: str, question: TextQuestion
+    ) -> tuple[Tokens, Tokens]:
         """Encode prompt and answer together, and cut them at the place at which they part."""
         whole = tuple(encoder.encode(f"{prompt} {question.written}"))
         cut = common_prefix(whole, tuple(encoder.encode(prompt)))
@@ -202,7 +206,7 @@ class Worded:
         return low
 
 
-def text_in(encoder: Asker, prompt: str, instruction: str, text: str) -> tuple[int, int]:
+def text_in(encoder: PromptEncoder, prompt: str, instruction: str, text: str) -> tuple[int, int]:
     """Return the span of the text of a question in the tokens of its prompt: first and end."""
     before, found, _ = prompt.partition(instruction + text)
     if not found:  # the chat template changed it
@@ -218,11 +222,11 @@ def text_in(encoder: Asker, prompt: str, instruction: str, text: str) -> tuple[i
 class TaskWithWording(Task):
     """A task in token ids with a wording for a server, which takes words."""
 
-    wording: Worded
+    wording: TaskWording
 
 
 def worded_task(
-    maker: Worded, summary: str, details: str, *, per_haystack: int = 1, ruler: bool = True
+    maker: TaskWording, summary: str, details: str, *, per_haystack: int = 1, ruler: bool = True
 ) -> Task:
     """Return the entry in the list of tasks for a task in words."""
     return Task(maker.name, summary, maker, per_haystack, ruler, details=details)
@@ -240,9 +244,9 @@ def split_sentences(text: str) -> tuple[str, ...]:
     return tuple(filter(None, SENTENCE_END.split(text)))
 
 
-def surrounding(order: Order, otherwise: Sequence[str]) -> list[str]:
-    """Return the order's sentences of filler, or of `otherwise`, from a random one on."""
-    return drawn_cycle(order.hay or otherwise, order.units, order.rng)
+def surrounding(request: TextRequest, otherwise: Sequence[str]) -> list[str]:
+    """Return the request's sentences of filler, or of `otherwise`, from a random one on."""
+    return drawn_cycle(request.hay or otherwise, request.units, request.rng)
 
 
 def drawn_cycle(source: Sequence[str], count: int, rng: random.Random) -> list[str]:

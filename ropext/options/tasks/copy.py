@@ -11,7 +11,7 @@ from ropext.options.tasks.item import (
     Encoder,
     Haystack,
     Item,
-    Request,
+    ItemRequest,
     Task,
     Tokens,
     noise,
@@ -57,7 +57,7 @@ def one_item(
     return spliced(filler, tokens, depth) + cue, tokens[span.cue :]
 
 
-def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
+def make(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item]:
     """Build an item for each depth, with spans of random nouns."""
     span = RepeatedSpan(noise(encoder))
 

@@ -11,7 +11,13 @@ import random
 import re
 import string
 
-from ropext.options.tasks.asking import Asked, Order, Worded, sentences, worded_task
+from ropext.options.tasks.asking import (
+    TaskWording,
+    TextQuestion,
+    TextRequest,
+    sentences,
+    worded_task,
+)
 from ropext.options.tasks.item import NOUNS
 
 TEN = 10
@@ -36,17 +42,17 @@ def vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(sorted(book)), tuple(pairs)
 
 
-def common(order: Order) -> list[Asked]:
+def common(request: TextRequest) -> list[TextQuestion]:
     """Ask about one list, behind a short one with its answer."""
-    example = _list(TEN, 3, 1, order.rng)
-    if order.length >= LONG:
-        asked = _list(order.units, OFTEN, SELDOM, order.rng)
+    example = _list(TEN, 3, 1, request.rng)
+    if request.length >= LONG:
+        asked = _list(request.units, OFTEN, SELDOM, request.rng)
     else:
-        asked = _list(order.units, OFTEN // 5, 1, order.rng)
+        asked = _list(request.units, OFTEN // 5, 1, request.rng)
     return [asked.after(example)]
 
 
-def _list(others: int, often: int, seldom: int, rng: random.Random) -> Asked:
+def _list(others: int, often: int, seldom: int, rng: random.Random) -> TextQuestion:
     book, pairs = vocabulary()
     count = others + TEN
     missing = max(0, count - len(book))
@@ -54,7 +60,7 @@ def _list(others: int, often: int, seldom: int, rng: random.Random) -> Asked:
     wanted = drawn[:TEN]
     words = wanted * often + drawn[TEN:] * seldom
     rng.shuffle(words)
-    return Asked(
+    return TextQuestion(
         instruction="Some words of the numbered list below stand in it more often than the "
         "others.\n\n",
         text=f"{_numbered(words)}\n\n",
@@ -69,18 +75,18 @@ def _numbered(words: list[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
-def frequent(order: Order) -> list[Asked]:
+def frequent(request: TextRequest) -> list[TextQuestion]:
     """Ask about one coded text, whose most frequent sign is noise and no word."""
     words = list[str]()
     text = list[str]()
-    for rank in range(1, max(5, order.length // 50) + 1):
-        word = "".join(order.rng.choices(string.ascii_lowercase, k=CODED))
+    for rank in range(1, max(5, request.length // 50) + 1):
+        word = "".join(request.rng.choices(string.ascii_lowercase, k=CODED))
         if rank == 1:
             word = "..."
         words.append(word)
-        text += [word] * int(order.units * rank**-ALPHA / ZETA)
-    order.rng.shuffle(text)
-    asked = Asked(
+        text += [word] * int(request.units * rank**-ALPHA / ZETA)
+    request.rng.shuffle(text)
+    asked = TextQuestion(
         instruction="The text below is in code. Count how often each coded word stands in it; dots "
         "are no word.\n\n",
         text=f"{' '.join(text)}\n\n",
@@ -91,8 +97,8 @@ def frequent(order: Order) -> list[Asked]:
     return [asked]
 
 
-CWE = Worded("cwe", common, room=120, least=TEN, most=20_000)
-FWE = Worded("fwe", frequent, room=50, least=LEAST_CODED)
+CWE = TaskWording("cwe", common, room=120, least=TEN, most=20_000)
+FWE = TaskWording("fwe", frequent, room=50, least=LEAST_CODED)
 TASKS = (
     worded_task(
         CWE,

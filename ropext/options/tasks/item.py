@@ -31,7 +31,7 @@ class Encoder(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
 
-class Asker(Encoder, Protocol):
+class PromptEncoder(Encoder, Protocol):
     """A tokenizer that tasks in words need."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -139,7 +139,7 @@ def truncated(items: Sequence[Item], window: int) -> tuple[Item, ...]:
 
 
 @dataclass(frozen=True)
-class Request:
+class ItemRequest:
     """The items to build: one for each depth at a length; another index or seed gives other
     items."""
 
@@ -155,7 +155,7 @@ class Task:
 
     name: str
     summary: str
-    maker: Callable[[Asker, Haystack, Request], list[Item]]
+    maker: Callable[[PromptEncoder, Haystack, ItemRequest], list[Item]]
     per_haystack: int = 0
     """Questions over one haystack at most, in a task asked in words; 0: each index asks at all
     depths."""
@@ -170,7 +170,7 @@ class Task:
 
     def build(
         self,
-        encoder: Asker,
+        encoder: PromptEncoder,
         haystack: Haystack,
         *,
         length: int,
@@ -184,7 +184,7 @@ class Task:
         for depth in depths:
             if not 0.0 <= depth <= 1.0:
                 raise self._bad_depth(str(depth))
-        return self.maker(encoder, haystack, Request(length, tuple(depths), index, seed))
+        return self.maker(encoder, haystack, ItemRequest(length, tuple(depths), index, seed))
 
     def _bad_depth(self, given: str) -> UsageError:
         return UsageError(
@@ -263,7 +263,7 @@ def spliced(filler: Sequence[int], needle: Sequence[int], depth: float) -> Token
     return tuple(tokens)
 
 
-class TooShort(UsageError):
+class LengthTooShort(UsageError):
     """A length that holds no item of a task."""
 
     def __init__(self, task: str, length: int, needed: int) -> None:
@@ -279,7 +279,7 @@ def room_for_filler(task: str, length: int, fixed: int) -> int:
     """Return the number of filler tokens that a length leaves after the `fixed` ones; raise if too
     short."""
     if length < fixed:
-        raise TooShort(task, length, fixed)
+        raise LengthTooShort(task, length, fixed)
     return length - fixed
 
 
@@ -310,7 +310,7 @@ def until_unambiguous(
 
 
 def one_per_depth(
-    task: str, ask: Callable[[float, random.Random], tuple[Tokens, Tokens]], wanted: Request
+    task: str, ask: Callable[[float, random.Random], tuple[Tokens, Tokens]], wanted: ItemRequest
 ) -> list[Item]:
     """Build an item with a haystack of its own for each depth; `ask` gives prompt and answer."""
     items = list[Item]()

@@ -11,14 +11,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks.asking import Asked, Order, TaskWithWording, Worded, planted, surrounding
+from ropext.options.tasks.asking import (
+    TaskWithWording,
+    TaskWording,
+    TextQuestion,
+    TextRequest,
+    planted,
+    surrounding,
+)
 from ropext.options.tasks.item import (
     NOUNS,
     SENTENCES,
     Encoder,
     Haystack,
     Item,
-    Request,
+    ItemRequest,
     Template,
     Tokens,
     derived_rng,
@@ -90,7 +97,7 @@ def shared_prefix(
     return tuple(prefix)
 
 
-def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
+def make(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item]:
     """Build one haystack with a key at each depth, and a question for each."""
     rng = derived_rng(wanted.seed, NAME, wanted.length, wanted.depths, wanted.index)
 
@@ -125,16 +132,16 @@ def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
 ROOM = 32  # tokens of an answer in words
 
 
-def in_words(order: Order) -> list[Asked]:
+def in_words(request: TextRequest) -> list[TextQuestion]:
     """Write one text with a key at each depth, and ask for each key by its name."""
-    hay = surrounding(order, [sentence.strip() for sentence in SENTENCES])
-    names = order.rng.sample(NOUNS, len(order.depths))
-    keys = order.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))
+    hay = surrounding(request, [sentence.strip() for sentence in SENTENCES])
+    names = request.rng.sample(NOUNS, len(request.depths))
+    keys = request.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))
     statements = [f"The key of {name} is {key}." for name, key in zip(names, keys, strict=True)]
-    joined = " ".join(planted(hay, statements, order.depths))
-    questions = list[Asked]()
-    for name, key, depth in zip(names, keys, order.depths, strict=True):
-        asked = Asked(
+    joined = " ".join(planted(hay, statements, request.depths))
+    questions = list[TextQuestion]()
+    for name, key, depth in zip(names, keys, request.depths, strict=True):
+        asked = TextQuestion(
             instruction="Some keys are told in the text below. Keep them in mind: a question about "
             "one of them follows.\n\n",
             text=f"{joined}\n\n",
@@ -153,5 +160,5 @@ TASK = TaskWithWording(
     make,
     one_haystack=True,
     details="RULER, Hsieh et al. 2024",
-    wording=Worded(NAME, in_words, ROOM),
+    wording=TaskWording(NAME, in_words, ROOM),
 )

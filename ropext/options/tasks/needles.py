@@ -9,9 +9,9 @@ import uuid
 from dataclasses import dataclass
 
 from ropext.options.tasks.asking import (
-    Asked,
-    Order,
-    Worded,
+    TaskWording,
+    TextQuestion,
+    TextRequest,
     drawn_cycle,
     planted,
     sentences,
@@ -37,20 +37,20 @@ class Needles:
     values: int = 1  # of each key
     asked: int = 1  # keys in one question
 
-    def __call__(self, order: Order) -> list[Asked]:
+    def __call__(self, request: TextRequest) -> list[TextQuestion]:
         """Write one text, and a question about each key or about several keys together."""
-        keys = self._keys(order)
+        keys = self._keys(request)
         values = dict[str, list[str]]()
         statements = list[str]()
         for key in keys:
-            values[key] = [self._value(order.rng) for _ in range(self.values)]
+            values[key] = [self._value(request.rng) for _ in range(self.values)]
             for value in values[key]:
                 statements.append(f"The secret {self.value} of {key} is {value}.")
-        text = self._text(order, statements)
+        text = self._text(request, statements)
         if self._in_one_question:
             return [self._about_several(text, keys[: self.asked], values)]
-        questions = list[Asked]()
-        for key, depth in zip(keys[: self.keys], order.depths, strict=False):
+        questions = list[TextQuestion]()
+        for key, depth in zip(keys[: self.keys], request.depths, strict=False):
             questions.append(self._about_one(text, key, values[key], depth))
         return questions
 
@@ -66,8 +66,8 @@ class Needles:
             "about them follows.\n\n"
         )
 
-    def _about_one(self, text: str, key: str, values: list[str], depth: float) -> Asked:
-        return Asked(
+    def _about_one(self, text: str, key: str, values: list[str], depth: float) -> TextQuestion:
+        return TextQuestion(
             instruction=self._instruction,
             text=text,
             question=f"What is the secret {self.value} of {key}?",
@@ -76,14 +76,16 @@ class Needles:
             depth=depth,
         )
 
-    def _about_several(self, text: str, keys: list[str], values: dict[str, list[str]]) -> Asked:
+    def _about_several(
+        self, text: str, keys: list[str], values: dict[str, list[str]]
+    ) -> TextQuestion:
         named = keys[0]
         if len(keys) > 1:
             named = f"{', '.join(keys[:-1])} and {keys[-1]}"
         references = list[str]()
         for key in keys:
             references += values[key]
-        return Asked(
+        return TextQuestion(
             instruction=self._instruction,
             text=text,
             question=f"List the secret {self.value}s of {named}, all of them.",
@@ -91,31 +93,31 @@ class Needles:
             references=tuple(references),
         )
 
-    def _text(self, order: Order, statements: list[str]) -> str:
+    def _text(self, request: TextRequest, statements: list[str]) -> str:
         """Write the text around the needles, which are the first of the statements."""
         count = self.keys * self.values
         needles = statements[:count]
         places = list[float]()
         if not self._in_one_question:
-            places += order.depths
+            places += request.depths
         while len(places) < count:
-            places.append(order.rng.random())
-        filler = self._filler(order, statements[count:])
+            places.append(request.rng.random())
+        filler = self._filler(request, statements[count:])
         separator = " " if self.around == "book" else "\n"
         return f"{separator.join(planted(filler, needles, places))}\n\n"
 
-    def _keys(self, order: Order) -> list[str]:
+    def _keys(self, request: TextRequest) -> list[str]:
         """Draw different keys: the needles', and among other needles one for each unit."""
         count = self.keys
         if self.around == "needles":
-            count += order.units
+            count += request.units
         words = 2 if count <= PAIRED else 3
         keys = dict[str, None]()
         while len(keys) < count:
             if self.by_uuid:
-                key = _uuid(order.rng)
+                key = _uuid(request.rng)
             else:
-                key = "-".join(order.rng.sample(NOUNS, words))
+                key = "-".join(request.rng.sample(NOUNS, words))
             keys[key] = None
         return list(keys)
 
@@ -124,13 +126,13 @@ class Needles:
             return _uuid(rng)
         return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))
 
-    def _filler(self, order: Order, others: list[str]) -> list[str]:
+    def _filler(self, request: TextRequest, others: list[str]) -> list[str]:
         """Return noise, the other statements, or the book from a random sentence on."""
         if self.around == "noise":
-            return [NOISE] * order.units
+            return [NOISE] * request.units
         if self.around == "needles":
             return others
-        return drawn_cycle(sentences(), order.units, order.rng)
+        return drawn_cycle(sentences(), request.units, request.rng)
 
 
 def _uuid(rng: random.Random) -> str:
@@ -138,7 +140,7 @@ def _uuid(rng: random.Random) -> str:
 
 
 def _task(name: str, summary: str, details: str, needles: Needles, per_haystack: int = 1) -> Task:
-    maker = Worded(f"niah_{name}", needles, ROOM)
+    maker = TaskWording(f"niah_{name}", needles, ROOM)
     return worded_task(maker, summary, details, per_haystack=per_haystack)
 
 

@@ -18,8 +18,8 @@ from ropext.base.errors import InputError, UsageError, class_name
 from ropext.base.inputs import check_names, from_home
 from ropext.base.jsontext import json_lines
 from ropext.base.lengths import length_text
-from ropext.options.tasks.asking import Asked, match, text_in
-from ropext.options.tasks.item import Asker, Item, check_amount
+from ropext.options.tasks.asking import TextQuestion, match, text_in
+from ropext.options.tasks.item import Item, PromptEncoder, check_amount
 
 SUFFIX = ".jsonl"
 SHARED = 0.9  # of two inputs: from this share of a common beginning on, they are about one text
@@ -139,9 +139,9 @@ class OwnQuestion:
         return self.text, self.prefix, self.outputs, self.length
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> TextQuestion:
         """The question in the form that a server gets."""
-        return Asked(self.text, self.prefix, "", self.outputs)
+        return TextQuestion(self.text, self.prefix, "", self.outputs)
 
     def room(self, prompt: int, answer: int) -> int:
         """Return the tokens that an answer may take, by the tokens of prompt and right answer.
@@ -312,7 +312,7 @@ def too_long(
 def own_items(
     task: OwnTask,
     questions: Sequence[OwnQuestion],
-    encoder: Asker,
+    encoder: PromptEncoder,
     lengths: Sequence[int],
     seed: int,
 ) -> tuple[list[tuple[Item, ...]], list[str]]:
@@ -355,7 +355,7 @@ def own_items(
     return groups, [f"[left-out] {sentence}"]
 
 
-def _answer(question: OwnQuestion, encoder: Asker) -> tuple[int, ...]:
+def _answer(question: OwnQuestion, encoder: PromptEncoder) -> tuple[int, ...]:
     """Encode the right answer, as it follows the prompt."""
     written = question.asked.written
     space = "" if (question.text + question.prefix)[-1:].isspace() else " "

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks.asking import Asked, Order, Worded, planted, worded_task
+from ropext.options.tasks.asking import TaskWording, TextQuestion, TextRequest, planted, worded_task
 from ropext.options.tasks.item import NOUNS, Task
 
 ROOM = 32
@@ -42,32 +42,32 @@ class KnownAnswer:
 
 
 @dataclass(frozen=True)
-class OverPassages:
+class PassageQuestions:
     """Questions of one or two hops: the user's `known` ones, or without these invented ones."""
 
     hops: int = 1
     known: tuple[KnownAnswer, ...] = ()
 
-    def __call__(self, order: Order) -> list[Asked]:
+    def __call__(self, request: TextRequest) -> list[TextQuestion]:
         """Write one text of passages, and ask a question for each depth."""
-        rng = order.rng
+        rng = request.rng
         drawn = self._drawn(rng)
-        invented = [invent(self.hops, rng) for _ in order.depths]
-        questions = drawn[: len(order.depths)] if self.known else invented
+        invented = [invent(self.hops, rng) for _ in request.depths]
+        questions = drawn[: len(request.depths)] if self.known else invented
         needed = list[str]()
         places = list[float]()
-        for known, depth in zip(questions, order.depths, strict=True):
+        for known, depth in zip(questions, request.depths, strict=True):
             # The first passage of a question is at its depth, the others anywhere.
             needed += known.passages
             places.append(depth)
             places += (rng.random() for _ in known.passages[1:])
-        passages = planted(self._others(order.units, needed, rng), needed, places)
+        passages = planted(self._others(request.units, needed, rng), needed, places)
         text = ""
         for number, passage in enumerate(passages, 1):
             text += f"Passage {number}:\n{passage}\n\n"
-        asked = list[Asked]()
-        for known, depth in zip(questions, order.depths, strict=True):
-            one = Asked(
+        asked = list[TextQuestion]()
+        for known, depth in zip(questions, request.depths, strict=True):
+            one = TextQuestion(
                 instruction="Answer by the passages below, as briefly as you can.\n\n",
                 text=text,
                 question="Answer by the passages above, as briefly as you can.\n\n"
@@ -85,9 +85,9 @@ class OverPassages:
 
         A passage planted for two questions would have two depths.
         """
-        fitting = [known for known in self.known if known.hops == self.hops]
+        questions_that_fit = [known for known in self.known if known.hops == self.hops]
         by_passages = dict[tuple[str, ...], KnownAnswer]()
-        for known in rng.sample(fitting, len(fitting)):
+        for known in rng.sample(questions_that_fit, len(questions_that_fit)):
             by_passages[known.passages] = known
         return list(by_passages.values())
 
@@ -149,8 +149,8 @@ def _name(rng: random.Random) -> str:
 HOPS = {"qa_1": 1, "qa_2": 2, "passages": 1}
 
 
-def _worded(name: str) -> Worded:
-    return Worded(name, OverPassages(HOPS[name]), ROOM)
+def _worded(name: str) -> TaskWording:
+    return TaskWording(name, PassageQuestions(HOPS[name]), ROOM)
 
 
 TASKS = (
@@ -188,4 +188,6 @@ def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
             f"--passages asks about {len(groups)} {kind} of {len(texts)} passages; the task "
             f"{task.name} needs {questions} and more passages"
         )
-    return replace(task, maker=Worded(task.name, OverPassages(hops, known), ROOM, most=most))
+    return replace(
+        task, maker=TaskWording(task.name, PassageQuestions(hops, known), ROOM, most=most)
+    )

@@ -6,13 +6,20 @@ the filler is cut by tokens and not by characters, and the depth is given rather
 
 import random
 
-from ropext.options.tasks.asking import Asked, Order, TaskWithWording, Worded, planted, surrounding
+from ropext.options.tasks.asking import (
+    TaskWithWording,
+    TaskWording,
+    TextQuestion,
+    TextRequest,
+    planted,
+    surrounding,
+)
 from ropext.options.tasks.item import (
     SENTENCES,
     Encoder,
     Haystack,
     Item,
-    Request,
+    ItemRequest,
     Template,
     Tokens,
     occurs,
@@ -57,7 +64,7 @@ def one_item(
 
 
 def make(
-    encoder: Encoder, haystack: Haystack, wanted: Request, template: Template = TERSE
+    encoder: Encoder, haystack: Haystack, wanted: ItemRequest, template: Template = TERSE
 ) -> list[Item]:
     """Build an item for each depth."""
 
@@ -70,18 +77,18 @@ def make(
 ROOM = 32  # tokens of an answer in words
 
 
-def in_words(order: Order) -> list[Asked]:
+def in_words(request: TextRequest) -> list[TextQuestion]:
     """Write a text with one key in it for each depth."""
-    return [_asked(order, depth) for depth in order.depths]
+    return [_asked(request, depth) for depth in request.depths]
 
 
-def _asked(order: Order, depth: float) -> Asked:
-    hay = surrounding(order, [sentence.strip() for sentence in SENTENCES])
-    key = _key(order.rng)
-    while any(key in sentence for sentence in order.hay):
-        key = _key(order.rng)
+def _asked(request: TextRequest, depth: float) -> TextQuestion:
+    hay = surrounding(request, [sentence.strip() for sentence in SENTENCES])
+    key = _key(request.rng)
+    while any(key in sentence for sentence in request.hay):
+        key = _key(request.rng)
     text = " ".join(planted(hay, [f"The pass key is {key}."], [depth]))
-    return Asked(
+    return TextQuestion(
         instruction="A pass key is told in the text below. Keep it in mind: a question about it "
         "follows.\n\n",
         text=f"{text}\n\n",
@@ -101,5 +108,5 @@ TASK = TaskWithWording(
     "one five-digit key in a haystack, asked for at the end",
     make,
     details="Mohtashami and Jaggi 2023, in short words",
-    wording=Worded(NAME, in_words, ROOM),
+    wording=TaskWording(NAME, in_words, ROOM),
 )

@@ -8,7 +8,7 @@ import itertools
 import random
 import string
 
-from ropext.options.tasks.asking import Asked, Order, Worded, planted, worded_task
+from ropext.options.tasks.asking import TaskWording, TextQuestion, TextRequest, planted, worded_task
 from ropext.options.tasks.needles import NOISE
 
 HOPS = 4
@@ -17,13 +17,13 @@ ROOM = 30
 EXAMPLE = 2  # lines of noise
 
 
-def make(order: Order) -> list[Asked]:
+def make(request: TextRequest) -> list[TextQuestion]:
     """Ask about one chain; it is in five places, so the question has no depth."""
-    example = _chain(EXAMPLE, order.rng)
-    return [_chain(order.units, order.rng).after(example)]
+    example = _chain(EXAMPLE, request.rng)
+    return [_chain(request.units, request.rng).after(example)]
 
 
-def _chain(lines: int, rng: random.Random) -> Asked:
+def _chain(lines: int, rng: random.Random) -> TextQuestion:
     names = list[str]()
     while len(names) <= HOPS:
         name = "".join(rng.choices(string.ascii_uppercase, k=LETTERS))
@@ -35,7 +35,7 @@ def _chain(lines: int, rng: random.Random) -> Asked:
         assignments.append(f"VAR {name} = VAR {before}")
     places = sorted(rng.random() for _ in assignments)
     text = "\n".join(planted([NOISE] * lines, assignments, places))
-    return Asked(
+    return TextQuestion(
         instruction="The text below assigns variables, some of them by way of others.\n\n",
         text=f"{text}\n\n",
         question=f"Which variables hold the value {value}?",
@@ -45,7 +45,7 @@ def _chain(lines: int, rng: random.Random) -> Asked:
 
 
 TASK = worded_task(
-    Worded("vt", make, ROOM),
+    TaskWording("vt", make, ROOM),
     "a chain of assignments in noise",
     "four hops; all five variables are to be named",
 )
