@@ -29,7 +29,6 @@ ABOVE_THE_LINE = (
     "base.locks",
     "base.guard",
     "base.workdir",
-    "base.stepdir",
     "base.jobs",
     "base.lengths",
     "base.table",

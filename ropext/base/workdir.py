@@ -4,7 +4,7 @@ For fit, finetune and run it is OUT.run, next to OUT; for eval it is the output 
 
     run.json             the command, everything that decides its numbers under "decides", and
                          other facts
-    stages/STEP/run.json the same for one step of a run, which is done once (ropext/base/stepdir.py)
+    stages/STEP/run.json the same for one step of a run, which is done once
 
 The same command with the same deciding values resumes. With other values it starts again if the
 user asks for it (--force), or if nothing is lost. ropext never takes the folder of another command.
@@ -21,10 +21,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ropext.base import guard
 from ropext.base.atomic import HALF_WRITTEN, os_errors
@@ -82,9 +82,6 @@ class Workdir:
     command: str  # eval, fit, finetune or run
     decides: Mapping[str, Any]  # with other values it is another run
     about: Mapping[str, Any] = field(default_factory=dict)  # in the manifest, too; decides nothing
-
-    # Whether no other process takes the folder meanwhile.
-    takes_lock: ClassVar[bool] = True
 
     @property
     def folder(self) -> Path:
@@ -167,7 +164,7 @@ class Workdir:
         manifest = {"command": self.command, "decides": self.decides, **self.about, **more}
         if files is not None and self.command not in BESIDE:
             manifest[guard.FILES] = files
-        write_json(self.folder / MANIFEST, guard.seal(_plain(manifest)))
+        write_manifest(self.folder, manifest)
 
     @contextmanager
     def claimed(
@@ -180,8 +177,7 @@ class Workdir:
         if rank != 0:
             yield
             return
-        lock = locked(self.folder.resolve(), self.output) if self.takes_lock else nullcontext()
-        with lock:
+        with locked(self.folder.resolve(), self.output):
             with os_errors(self.folder):
                 self._begin(force, say)
             try:
@@ -283,6 +279,11 @@ def has_work(folder: Path) -> bool:
     """Return whether the folder holds more than a manifest. A mistake in an option that is found
     late leaves none."""
     return any(path.is_file() for path in folder.rglob("*") if path.name not in (MANIFEST, USED))
+
+
+def write_manifest(folder: Path, manifest: Flat) -> None:
+    """Write run.json into a folder, sealed."""
+    write_json(folder / MANIFEST, guard.seal(_plain(manifest)))
 
 
 def read(folder: Path) -> dict[str, Any] | None:

@@ -6,6 +6,8 @@ The modules, from the lowest up:
   job          a checked recipe
   hashes       digests of contents
   work         a run and its paths
+  step         a piece of work that a run does once
+  stage        what all stages share
   steps        the stages
   evidence     the measurements of a run
   report_page  the report of a run

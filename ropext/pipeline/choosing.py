@@ -11,7 +11,6 @@ from pathlib import Path
 from ropext.base.errors import UsageError
 from ropext.base.jsontext import read_json, write_json
 from ropext.base.narration import Call, clean_command, file_progress
-from ropext.base.stepdir import Step, StepDir, files_of_step, step_record
 from ropext.base.workdir import Flat, Workdir, remove
 from ropext.files.checkpoint import open_snapshot, provenance, with_weights
 from ropext.files.checkpoint.staging import Output, check_output
@@ -22,6 +21,7 @@ from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.prospect import Prospect, prospect
 from ropext.pipeline.stage import section_key
+from ropext.pipeline.step import Step, step_record
 
 
 def check(output: Path, call: Call) -> None:
@@ -48,10 +48,10 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     folder = place.folder / "choice"
     hashes = Hashes(file_progress(hooks.say))
     step = ChoiceStep(recipe, folder, call, hashes)
-    if files_of_step(step, place.folder) is None:
+    if step.finished_files() is None:
         step.beforehand = prospect(recipe, call)  # it refuses before any weight is read
         with place.claimed(call.force):
-            StepDir.of(step, place.folder, provenance.versions()).do()
+            step.do_once()
     else:
         hooks.say("choose: done before, skipped")
     return recipe.chosen(read_json(step.path))
@@ -66,6 +66,7 @@ class ChoiceStep(Step):
 
     def __init__(self, recipe: Recipe, folder: Path, call: Call, hashes: Hashes) -> None:
         self.recipe = recipe
+        self.run_folder = folder.parent
         self.folder = folder
         self.call = call
         self.hashes = hashes

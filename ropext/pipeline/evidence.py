@@ -7,10 +7,10 @@ from pydantic import InstanceOf
 
 from ropext.base.jsontext import Json, JsonObject, read_object, values_json
 from ropext.base.narration import scrub
-from ropext.base.stepdir import StepRecord, step_record
 from ropext.base.workdir import Flat
 from ropext.files.checkpoint import provenance
 from ropext.options.recipe import REPORT
+from ropext.pipeline.step import StepRecord, step_record
 from ropext.pipeline.work import USED, RunContext
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
 from ropext.results.gates import Outcome, split_spec

@@ -25,7 +25,7 @@ from ropext.base.narration import Call, clean_command, scrub
 from ropext.base.workdir import Workdir
 from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.staging import check_place, recover
-from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
+from ropext.models.processes import rank_and_count, wait_for_everyone
 from ropext.options.fields import EVALUATE
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
@@ -162,7 +162,7 @@ class Run:
         remade = set[str]()
         for stage in self.stages():
             again = self.does_again(stage.name) or not remade.isdisjoint(stage.starts_from)
-            if not again and self.work.has_done(stage):
+            if not again and stage.finished_files() is not None:
                 counts[stage.name] = {"what": "done before, skipped", "skipped": True}
             else:
                 remade.add(stage.name)
@@ -212,7 +212,7 @@ class Run:
         done: dict[str, str] = {}
         for stage in self.stages():
             again = self.does_again(stage.name)
-            made = work.place_of(stage).do(work.say, again, self.rank, from_first)
+            made = stage.do_once(work.say, again)
             done[stage.name] = DONE if made else SKIPPED
         measured = REPORT in done or EVALUATE in done
         evidence = evidence_of(work) if measured else Evidence(None, ())
@@ -236,7 +236,7 @@ class Run:
                 yield stage
                 continue
             is_before = STAGES.index(stage.name) < STAGES.index(only)
-            if is_before and not self.work.has_done(stage):
+            if is_before and stage.finished_files() is None:
                 raise UsageError(
                     f"--only {only} needs {stage.name}, which is not done with this recipe; run "
                     f"without --only, or --only {stage.name} first"

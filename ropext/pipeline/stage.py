@@ -11,13 +11,13 @@ from typing import Any
 from ropext.base.errors import InputError
 from ropext.base.jsontext import JsonObject, digest
 from ropext.base.narration import kept_after_interrupt
-from ropext.base.stepdir import Step, has_finished_step
 from ropext.base.workdir import Flat, beside, release, remove
 from ropext.files.checkpoint.digests import check_unchanged
 from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, rewrite
 from ropext.files.checkpoint.staging import recover, remove_output
 from ropext.options.fields import CONTENT, FILES, NUMBERS, Options, Role, places_in, role_of
 from ropext.pipeline.hashes import Hashes
+from ropext.pipeline.step import Step, has_finished_step
 from ropext.pipeline.work import USED, RunContext
 from ropext.results.overlap import both, from_json, trained_in
 
@@ -52,6 +52,7 @@ class Stage(Step):
 
     def __init__(self, work: RunContext) -> None:
         self.work = work
+        self.run_folder = work.folder
 
     @property
     def starts_from(self) -> tuple[str, ...]:

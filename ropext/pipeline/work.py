@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from ropext.base.atomic import os_errors
 from ropext.base.lengths import doubling_grid
 from ropext.base.narration import NOBODY, Call, file_progress, scrub
-from ropext.base.stepdir import Step, StepDir, files_of_step
 from ropext.base.workdir import MANIFEST, Flat, beside
 from ropext.files.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.files.checkpoint.provenance import check_code, versions
+from ropext.files.checkpoint.provenance import check_code
 from ropext.files.inspecting import plan_of, with_far_warning
 from ropext.models.processes import is_main
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
@@ -125,14 +124,6 @@ class RunContext:
             log = self.folder / LOG
             with os_errors(log), log.open("a", encoding="utf-8") as stream:
                 stream.write(f"{stamp} {scrub(sentence)}\n")
-
-    def place_of(self, step: Step) -> StepDir:
-        """Return the folder of a stage, with the key that it has now."""
-        return StepDir.of(step, self.folder, versions())
-
-    def has_done(self, step: Step) -> bool:
-        """Return True if a stage need not be done again."""
-        return files_of_step(step, self.folder) is not None
 
     def checkpoint(self, stage: str) -> Path:
         """Return the path of a stage's checkpoint.

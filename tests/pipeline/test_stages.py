@@ -17,12 +17,12 @@ from ropext.base.bundled import MODELS
 from ropext.base.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
 from ropext.base.jsontext import read_object, read_values, write_json
 from ropext.base.narration import Call, Hooks
-from ropext.base.stepdir import has_finished_step
 from ropext.files.checkpoint import open_snapshot
 from ropext.pipeline import hashes, job, outcome, running, stage, steps
 from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.ran import Ran
 from ropext.pipeline.running import NOT_DONE, Stages, forecast
+from ropext.pipeline.step import has_finished_step
 from ropext.pipeline.work import plan_run
 from ropext.results.gates import Outcome
 
@@ -597,18 +597,25 @@ def test_killed_before_it_claims_its_folder_an_evaluation_leaves_no_old_results(
 ):
     wish = SMALL | {"evaluate": {"data": "ropext://held-out"}}
     work = work_of(wish)
-    step = steps.EvaluateStage(work)
     work.evaluation.mkdir(parents=True)
-    monkeypatch.setattr(step, "key", lambda: {"before": True})
-    with work.place_of(step).claimed(False):
+
+    def step(key, do):
+        own = steps.EvaluateStage(work)
+        monkeypatch.setattr(own, "key", lambda: {"key": key})
+        monkeypatch.setattr(own, "do", do)
+        return own
+
+    def results():
         for name in ("results.json", "report.html"):
             (work.evaluation / name).write_text("of the key before")
-    assert work.place_of(step).left() is not None
-    monkeypatch.setattr(step, "key", lambda: {"now": True})
-    monkeypatch.setattr(step, "do", lambda: 1 / 0)
+
+    before = step("before", results)
+    assert before.do_once()
+    assert before.finished_files() is not None
+    now = step("now", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        work.place_of(step).do()
-    assert work.place_of(step).left() is None
+        now.do_once()
+    assert now.finished_files() is None
 
 
 def test_the_device_decides_nothing_and_the_reading_mode_does(tmp_path):
@@ -702,15 +709,16 @@ def test_a_token_in_a_recipe_is_not_copied(tmp_path):
             assert b"hf_abcdefghijklmnop" not in path.read_bytes(), path
 
 
-def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path):
+def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path, monkeypatch):
     work = work_of(SMALL)
-    own = work.place_of(steps.PlanStage(work))
-    with pytest.raises(ZeroDivisionError), own.claimed(False):
-        raise ZeroDivisionError
+    own = steps.PlanStage(work)
+    with monkeypatch.context() as broken:
+        broken.setattr(own, "do", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            own.do_once()
     assert (tmp_path / "out.run/stages/plan/run.json").is_file()
     assert not has_finished_step(work.folder)
-    with own.claimed(False):
-        (tmp_path / "out.run/plan.json").write_text("{}")
+    own.do_once()
     assert has_finished_step(work.folder)
 
 
