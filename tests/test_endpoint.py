@@ -173,11 +173,9 @@ def serving(kind: str, compute, limit: int = TARGET, requests: list | None = Non
         thread.join()
 
 
-LENGTHS = endpoint.ReadLengths(CONTEXT, TARGET)
-
-
 def probe(url: str, directory: Path) -> endpoint.Probe:
-    return endpoint.probe(url, endpoint.ServerQuestion(endpoint.ReferenceModel(directory), LENGTHS))
+    reference = endpoint.ReferenceModel(directory)
+    return endpoint.probe_server(url, endpoint.ServerQuestion(reference, CONTEXT, TARGET))
 
 
 @pytest.mark.parametrize("kind", SHAPES)

@@ -12,10 +12,10 @@ from ropext.files.inspecting import naming_config, open_model, read_again
 from ropext.files.schemes import read_positions
 from ropext.options.door import public
 from ropext.scaling.rope import Positions
-from ropext.verifying import directory as of_directory
-from ropext.verifying.checks import HEADERS_ALONE, Check, Depth, Subject, Verification, check
-from ropext.verifying.claim import claim_of
-from ropext.verifying.endpoint import AskedServer, check_plan
+from ropext.verifying.checks import HEADERS_ALONE, Check, Depth, RotarySubject, Verification
+from ropext.verifying.claim import claim_of, table_claim
+from ropext.verifying.directory import check_rotary
+from ropext.verifying.endpoint import AskedServer, check_saved_plan
 from ropext.verifying.repair import repair, write_config
 from ropext.verifying.weights import check_other_sets
 
@@ -71,56 +71,55 @@ def check_directory(
     depth: Depth = HEADERS_ALONE,
     server: AskedServer | None = None,
 ) -> Verification:
-    """Check as `verify` does, so deep, and ask this server too."""
+    """Check a directory, a GGUF file or a saved plan as `verify` does, and ask this server too."""
     directory = model_name(directory)
     if server is not None:
         require_server(server.url)
     if server is not None and str(directory).endswith(".json") and Path(directory).is_file():
         if against is not None or depth.deep:
             raise UsageError(f"{directory} is a plan; --against and --deep are for a checkpoint")
-        return check_plan(Path(directory), server, depth)
+        return check_saved_plan(Path(directory), server, depth)
     snapshot = with_weights(open_model(str(directory)))
     positions = read_positions(snapshot.config)
     if positions is not None:
         if server is not None:
             raise UsageError(f"--endpoint is for rotary models, and {directory} rotates nothing")
         return _check_unrotated(snapshot, positions, against, depth)
-    subject = _subject(snapshot, against, depth)
-    checkers = of_directory.CHECKS
-    probe = AskedServer.probe_directory
+    subject = _rotary_subject(snapshot, against, depth)
     if snapshot.is_gguf:
-        from ropext.verifying import file  # late: no directory needs it
+        from ropext.verifying.file import check_file  # late: no directory needs it
 
-        checkers = file.CHECKS
-        probe = AskedServer.probe_file
-    checks = check(subject, checkers)
+        checks = [*check_file(subject)]
+    else:
+        checks = [*check_rotary(subject)]
     if server is not None:
-        checks.append(server.check(subject, probe))
+        checks.append(server.check_answers(subject))
     served = None
     if not any(each.passed is False for each in checks):
         served = read_again(snapshot)
     return Verification(snapshot.name, tuple(checks), served)
 
 
-def _subject(snapshot: Snapshot, against: str | None, depth: Depth) -> Subject:
-    """Return the subject of the checks for a model that rotates."""
+def _rotary_subject(snapshot: Snapshot, against: str | None, depth: Depth) -> RotarySubject:
+    """Return a model that rotates, with the claim and the base to check it against."""
     record = provenance.record_in(snapshot)
     with naming_config(snapshot):
         model = snapshot.as_read()
     claim, base = claim_of(snapshot, model, record, against)
-    return Subject(snapshot, model, record, claim, base, depth)
+    return RotarySubject(snapshot, record, claim, base, depth, model)
 
 
 def _check_unrotated(
     snapshot: Snapshot, positions: Positions, against: str | None, depth: Depth
 ) -> Verification:
-    """Check a directory that rotates nothing."""
+    """Return the verification of a directory whose model rotates nothing."""
     from ropext.verifying.tables import TableSubject, check_tables  # late: no rotary model needs it
 
     record = provenance.record_in(snapshot)
     base = None
     if against is not None:
         base = open_snapshot(against, weights=True)
-    subject = TableSubject(snapshot, positions, record, base, depth)
+    claim = table_claim(positions, record, base)
+    subject = TableSubject(snapshot, record, claim, base, depth, positions)
     checks = [*check_other_sets(snapshot), *check_tables(subject)]
     return Verification(snapshot.name, tuple(checks), None)

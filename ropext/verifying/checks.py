@@ -1,6 +1,5 @@
 """Define a check, its result, and the verification of a model."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ropext.base.jsontext import Json, values_json
@@ -84,19 +83,14 @@ class Subject:
     """The model to check, and the claim to check it against."""
 
     snapshot: Snapshot
-    model: Model
     record: Record | None
     claim: Claim
     base: Snapshot | None  # the base, if `--against` names it
     depth: Depth
 
 
-Checker = Callable[[Subject], Iterable[Check]]
+@dataclass(frozen=True)
+class RotarySubject(Subject):
+    """A model with rotary embeddings to check."""
 
-
-def check(subject: Subject, checkers: Iterable[Checker]) -> list[Check]:
-    """Run one check after the other."""
-    checks = list[Check]()
-    for checker in checkers:
-        checks += checker(subject)
-    return checks
+    model: Model

@@ -17,7 +17,7 @@ from ropext.files.checkpoint import Snapshot, check_foreign_parts, provenance, w
 from ropext.files.inspecting import open_model
 from ropext.proof import ExpectedRotary
 from ropext.scaling import forms
-from ropext.scaling.rope import CONFIG, Site
+from ropext.scaling.rope import CONFIG, Positions, Site
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Claim:
 
     @property
     def promise(self) -> ExpectedRotary:
-        """Return what transformers should build from it."""
+        """Return the rotary embeddings that transformers must build if the claim is right."""
         return ExpectedRotary(self.sites, self.target / self.context)
 
 
@@ -42,7 +42,7 @@ def claim_of(
     """Return the claim of a saved plan (a JSON file), of the record, or of the config as ropext
     reads it; and the base, if `against` names one (a directory or hub id)."""
     if against is not None and Path(against).is_file() and bundled.find_gguf(against) is None:
-        return planned_claim(Path(against)), None
+        return planned_claim(read_plan(Path(against)), f"--against {against}"), None
     base = open_model(against) if against is not None else None
     if base is not None and base.kind != snapshot.kind:
         raise UsageError(
@@ -53,9 +53,7 @@ def claim_of(
         base = with_weights(base)
     before = base.config if base is not None else None
     if record is not None:
-        before = before or record.base["config"]
-        edited = edited_keys(record)
-        return Claim(record.context, record.target, record.sites, before, edited), base
+        return _recorded_claim(record, before), base
     context = model.scaled_sites[0].rope.original_context
     edited = tuple[str, ...]()
     if before is not None and snapshot.carries(model).in_transformers:  # which reads these keys
@@ -66,18 +64,29 @@ def claim_of(
     return Claim(context, model.context, model.sites, before, edited), base
 
 
-def edited_keys(record: provenance.Record) -> tuple[str, ...]:
-    """Return the keys of config.json that the recorded extensions wrote."""
+def table_claim(
+    positions: Positions, record: provenance.Record | None, base: Snapshot | None
+) -> Claim:
+    """Return the claim of a model that rotates nothing: of its record, else of its config."""
+    before = base.config if base is not None else None
+    if record is not None:
+        return _recorded_claim(record, before)
+    return Claim(positions.context, positions.context, (), before)
+
+
+def _recorded_claim(record: provenance.Record, before: JsonObject | None) -> Claim:
+    """Return the claim of a ropext.json; `before` is the base's config if the base is at hand."""
     keys = list[str]()
     for link in provenance.lineage(record):
         for edit in provenance.edits_of(link):
             if edit.file == CONFIG:
                 keys.append(edit.key)
-    return tuple(keys)
+    base = before or record.base["config"]
+    return Claim(record.context, record.target, record.sites, base, tuple(keys))
 
 
 def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
-    """Return the sites in a plan's JSON."""
+    """Return the sites in the JSON of a saved plan; raise ValueError if a number is not finite."""
     entries = []
     for site in plan["sites"]:
         wanted = {
@@ -102,7 +111,7 @@ def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
 
 
 def read_plan(path: Path) -> dict[str, Json]:
-    """Read a plan, and check that its config can be built as a model's."""
+    """Return the JSON of a saved plan; raise InputError if its config is no model's config."""
     plan = read_redirected(path)
     if isinstance(config := plan.get("config"), dict):
         check_foreign_parts(config, f"{path}, its config")
@@ -110,12 +119,13 @@ def read_plan(path: Path) -> dict[str, Json]:
     return plan
 
 
-def planned_claim(path: Path, flag: str = "--against ") -> Claim:
-    plan = read_plan(path)
+def planned_claim(plan: JsonObject, name: str) -> Claim:
+    """Return the claim of a saved plan; raise InputError, which calls the plan `name`, if it is
+    damaged."""
     context = plan.get("context")
     target = plan.get("target")
     if type(context) is not int or type(target) is not int or type(plan.get("sites")) is not list:
-        raise InputError(f"{flag}{path} is not a plan; `ropext plan --json` writes one")
+        raise InputError(f"{name} is not a plan; `ropext plan --json` writes one")
     try:
         sites = _saved_sites(plan)
         if context < 1 or target < 1:
@@ -128,5 +138,5 @@ def planned_claim(path: Path, flag: str = "--against ") -> Claim:
         edited = tuple(edit.key for edit in edits)
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{flag}{path}: the plan is damaged at its sites ({reason})") from None
+        raise InputError(f"{name}: the plan is damaged at its sites ({reason})") from None
     return Claim(context, target, sites, base, edited)

@@ -9,26 +9,24 @@ from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.tokenizer import length_edits
 from ropext.scaling.rope import ABSENT
 from ropext.verifying.checks import Check
+from ropext.verifying.claim import Claim
 
 LISTED = 5  # names shown of a longer list
 
 
 def check_config(
-    config: JsonObject,
-    base: JsonObject | None,
-    edited: Iterable[str],
-    changed: Iterable[str] | None,
+    config: JsonObject, claim: Claim, changed: Iterable[str] | None
 ) -> Iterable[Check]:
-    """Compare every key except the edits with the base's. `changed` holds the keys that
-    transformers now reads differently, or None if that is not known."""
-    if base is None:
+    """Compare every key of config.json except the edits with the base's. `changed` holds the keys
+    that transformers now reads differently, or None if that is not known."""
+    if claim.base is None:
         return
 
     def within(key: str, others: Iterable[str]) -> bool:
         return any(f"{key}.".startswith(f"{o}.") or f"{o}.".startswith(f"{key}.") for o in others)
 
-    edits = {edit.key: edit for edit in families.diff(base, config)}
-    beside = {key: edit for key, edit in edits.items() if not within(key, edited)}
+    edits = {edit.key: edit for edit in families.diff(claim.base, config)}
+    beside = {key: edit for key, edit in edits.items() if not within(key, claim.edited)}
     both = [key for key, e in beside.items() if ABSENT not in (e.before, e.after)]
     differing = both if changed is None else [key for key in beside if within(key, changed)]
     wrong = [key for key in differing if key.rpartition(".")[2] not in families.FREE_KEYS]
@@ -44,8 +42,10 @@ def check_config(
     yield Check("config", True, f"all other keys equal the base's{others}")
 
 
-def check_limits(snapshot: Snapshot, context: int, target: int) -> Iterable[Check]:
-    edits, _ = length_edits(snapshot, context, target)
+def check_limits(snapshot: Snapshot, claim: Claim) -> Iterable[Check]:
+    """Check that no limit of the tokenizer or generation config is below the target."""
+    target = claim.target
+    edits, _ = length_edits(snapshot, claim.context, target)
     for edit in edits:
         length = edit.before
         if edit.after is None:  # a stored truncation, of which the length counts
@@ -59,6 +59,8 @@ def check_limits(snapshot: Snapshot, context: int, target: int) -> Iterable[Chec
 
 
 def check_tied(pairs: Iterable[str]) -> Iterable[Check]:
+    """Return a failed check for each pair of stored tensors that the config ties and that
+    differ."""
     for pair in pairs:
         yield Check(
             "tied weights",

@@ -7,33 +7,31 @@ from ropext import families, proof
 from ropext.base.errors import ProofFailed, listed
 from ropext.base.jsontext import Json
 from ropext.families import Model, loaders
-from ropext.verifying.checks import Check, Checker, Subject
+from ropext.verifying.checks import Check, RotarySubject
 from ropext.verifying.config import check_config, check_limits, check_tied
 from ropext.verifying.weights import check_other_sets, check_weights
 
 
-def _other_sets(subject: Subject) -> Iterable[Check]:
-    return check_other_sets(subject.snapshot)
-
-
-def _spellings(subject: Subject) -> Iterable[Check]:
+def check_rotary(subject: RotarySubject) -> Iterator[Check]:
+    """Run all checks of a directory whose model rotates."""
+    snapshot = subject.snapshot
+    yield from check_other_sets(snapshot)
     recorded = subject.record is not None
-    return check_spellings(subject.snapshot.config, subject.model, recorded)
-
-
-def _weights(subject: Subject) -> Iterable[Check]:
-    return check_weights(subject.snapshot, subject.record, subject.base, subject.depth)
+    yield from check_spellings(snapshot.config, subject.model, recorded)
+    yield from check_lengths(subject)
+    yield from check_spectrum(subject)
+    yield from check_weights(subject)
 
 
 def check_spellings(config: dict[str, Json], model: Model, recorded: bool) -> Iterable[Check]:
-    """Check what each spelling states.
+    """Check that all spellings of the rope dict in config.json state the same.
 
     A key that a save by transformers 5 leaves out is an error if an engine of the table, in its
     newest version, loses the extension by it; else it is a note.
     """
     problems = families.check_spellings(config)
     extended = recorded or any(site.rope.is_scaled for site in model.scaled_sites)
-    readers = _misled(model)
+    readers = _misled_engines(model)
     notes = [p for p in problems if p.dropped and not (extended and readers)]
     wrong = [problem for problem in problems if problem not in notes]
     for problem in wrong:
@@ -52,7 +50,7 @@ def check_spellings(config: dict[str, Json], model: Model, recorded: bool) -> It
     yield Check("spellings", True, said)
 
 
-def _misled(model: Model) -> list[str]:
+def _misled_engines(model: Model) -> list[str]:
     """Return the engines that read rope_parameters alone differently, in the newest measured
     version."""
     params = model.scaled_sites[0].params
@@ -76,8 +74,9 @@ def _misled(model: Model) -> list[str]:
     return misled
 
 
-def check_lengths(subject: Subject) -> Iterable[Check]:
-    """Compare the stated length with the target, and look for other limits."""
+def check_lengths(subject: RotarySubject) -> Iterable[Check]:
+    """Compare max_position_embeddings with the target, and find limits below the target in other
+    files."""
     stated = subject.model.stated_context
     claim = subject.claim
     target = claim.target
@@ -86,11 +85,11 @@ def check_lengths(subject: Subject) -> Iterable[Check]:
         yield Check("length", False, said)
     else:
         yield Check("length", True, f"max_position_embeddings equals the target, {target}")
-    yield from check_limits(subject.snapshot, claim.context, target)
+    yield from check_limits(subject.snapshot, claim)
 
 
-def check_spectrum(subject: Subject) -> Iterator[Check]:
-    """Build it with stock transformers, and hold that against the claim."""
+def check_spectrum(subject: RotarySubject) -> Iterator[Check]:
+    """Compare the frequencies and tensors of the model that transformers builds with the claim."""
     claim = subject.claim
     config = subject.snapshot.config
     forward = proof.Forward(claim.context, max(claim.target, claim.context), claim.base)
@@ -104,9 +103,9 @@ def check_spectrum(subject: Subject) -> Iterator[Check]:
         )
     except ProofFailed as failed:
         yield Check("spectrum and tensors", False, str(failed))
-        yield from check_config(config, claim.base, claim.edited, failed.changed)
+        yield from check_config(config, claim, failed.changed)
         return
-    yield from check_config(config, claim.base, claim.edited, proved.changed)
+    yield from check_config(config, claim, proved.changed)
     packed = proved.tensors_not_compared
     yield from check_tied(proved.untied)
     yield Check(
@@ -120,12 +119,3 @@ def check_spectrum(subject: Subject) -> Iterator[Check]:
     yield Check("forward", True, proved.forward)
     if proved.base:
         yield Check("base", True if proved.base_was_built else None, proved.base)
-
-
-CHECKS: tuple[Checker, ...] = (
-    _other_sets,
-    _spellings,
-    check_lengths,
-    check_spectrum,
-    _weights,
-)

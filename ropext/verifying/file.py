@@ -1,16 +1,22 @@
 """Check a GGUF file: the frequencies that ggml computes from its keys, and its tensors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ropext.base.errors import ProofFailed
 from ropext.files.checkpoint.weights import WeightFile
 from ropext.files.gguf import as_file, proving
-from ropext.verifying.checks import Check, Checker, Subject
+from ropext.verifying.checks import Check, RotarySubject
 
 
-def check_spectrum(subject: Subject) -> Iterable[Check]:
-    """Compare the result of ggml's formula with the claim."""
+def check_file(subject: RotarySubject) -> Iterator[Check]:
+    """Run all checks of a GGUF file."""
+    yield from check_spectrum(subject)
+    yield from check_tensors(subject)
+
+
+def check_spectrum(subject: RotarySubject) -> Iterable[Check]:
+    """Compare the frequencies that ggml computes from the keys of a GGUF file with the claim."""
     claim = subject.claim
     near = claim.context
     if subject.record is not None:
@@ -33,8 +39,8 @@ def check_spectrum(subject: Subject) -> Iterable[Check]:
     yield Check("spectrum", True, sentence)
 
 
-def check_tensors(subject: Subject) -> Iterable[Check]:
-    """Compare the tensors with the base's, or with the record."""
+def check_tensors(subject: RotarySubject) -> Iterable[Check]:
+    """Compare the tensors of a GGUF file with the base's, or with the record."""
     file = as_file(subject.snapshot)
     known = _known_tensors(subject)
     deep = subject.depth.deep and bool(known)
@@ -54,8 +60,8 @@ def check_tensors(subject: Subject) -> Iterable[Check]:
     return [Check("tensors", True, f"{count} tensors, {against}")]
 
 
-def _known_tensors(subject: Subject) -> Mapping[str, WeightFile]:
-    """Return the identities of the tensors that the file should have; nothing if they are not
+def _known_tensors(subject: RotarySubject) -> Mapping[str, WeightFile]:
+    """Return the identities of the tensors that a GGUF file should have; nothing if they are not
     known."""
     if subject.base is not None:  # another kind is refused with the claim
         depth = subject.depth
@@ -68,7 +74,8 @@ def _known_tensors(subject: Subject) -> Mapping[str, WeightFile]:
 def _difference(
     weights: Mapping[str, WeightFile], known: Mapping[str, WeightFile], deep: bool
 ) -> Check | None:
-    """Return the first tensor that differs, or that is not known."""
+    """Return the failed check of the first part of a GGUF file whose tensors differ; None if none
+    does."""
     for name, file in weights.items():
         wish = known.get(name)
         if wish is None or (wish.size, wish.header_sha256) != (file.size, file.header_sha256):
@@ -82,6 +89,3 @@ def _difference(
         if deep and wish.sha256 != file.sha256:
             return Check("tensors", False, "their bytes differ from the base's")
     return None
-
-
-CHECKS: tuple[Checker, ...] = (check_spectrum, check_tensors)

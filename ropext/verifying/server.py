@@ -8,15 +8,16 @@ neighbours of the plan too: a server with another factor is not far from it eith
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean as mean
 
 from ropext import families
 from ropext.base.errors import ProofFailed
 from ropext.base.jsontext import JsonObject, untagged
-from ropext.base.narration import Say, Show, duration, no_messages, no_progress
+from ropext.base.narration import Say, duration, no_messages, told
 from ropext.endpoint.logprobs import (
     TOP,
     Pairs,
@@ -43,7 +44,8 @@ Rows = Callable[[Sequence[int], Sequence[int]], list[list[float]]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One comparison: the length of the prompt, and the difference of the top log-probabilities."""
+    """One prompt to a server: its length, and how far the answer's log-probabilities are from
+    transformers'."""
 
     tokens: int
     beyond: bool  # longer than the old context
@@ -62,12 +64,35 @@ class Probe:
 
     @property
     def reached(self) -> int:
-        """The tokens of the longest prompt."""
+        """Return the tokens of the longest prompt that the server answered."""
         return max(prompt.tokens for prompt in self.prompts)
 
+    @property
+    def passed(self) -> bool | None:
+        """Return True if the answers exclude every neighbour that decides; None: it is not
+        known."""
+        deciding = [each for each in self.neighbours if each.neighbour.decides]
+        return True if all(each.is_excluded for each in deciding) else None
 
-def _matched(pairs: Sequence[tuple[int | None, float]], wanted: Sequence[float]) -> list[float]:
-    """Pair each wanted log-probability with the server's, by id, else by rank.
+    @property
+    def sentence(self) -> str:
+        """Describe the server, how far its answers are from the plan's, and which neighbours they
+        exclude."""
+        limit = "no stated limit"
+        if self.limit is not None:
+            limit = f"a limit of {self.limit}"
+        gaps = [prompt.difference for prompt in self.prompts]
+        measured = (
+            f"serves {self.model} with {limit}; after {len(gaps)} prompts of up to "
+            f"{self.reached:,} tokens its log-probabilities differ from transformers' by "
+            f"{mean(gaps):.1e} in the mean (tolerance {self.tolerance:g})"
+        )
+        return "; ".join([measured, *(judged.sentence for judged in self.neighbours)])
+
+
+def _planned_values(pairs: Pairs, wanted: Sequence[float]) -> list[float]:
+    """Return transformers' log-probability for each of the server's top tokens: by token id, else
+    by rank.
 
     A dict by text holds one entry if two tokens look alike, so a rank may be skipped for each
     missing one.
@@ -96,16 +121,9 @@ class ReferenceModel:
     trust_remote_code: bool = False
 
 
-@dataclass(frozen=True)
-class ReadLengths:
-    """The number of tokens that a model reads."""
-
-    context: int  # before its extension
-    target: int
-
-
 def transformers_rows(reference: ReferenceModel) -> Rows:
-    """Load a model by stock transformers, to read with."""
+    """Load a model by stock transformers; return the function that computes its log-probabilities
+    of the next token."""
     import inspect
 
     import torch
@@ -149,108 +167,101 @@ def transformers_rows(reference: ReferenceModel) -> Rows:
 
 
 @dataclass(frozen=True)
-class OpenedServer:
-    """A running server that accepts token ids and returns log-probabilities."""
-
-    server: Server
-    model: str  # as the server calls it
-    limit: int | None  # tokens it takes; None = it does not say
-    avoid: Sequence[int]  # tokens that no prompt holds
-
-
-def _opened(url: str, directory: Path, read_lengths: ReadLengths) -> OpenedServer:
-    """Refuse a server that takes less than the model of this directory reads, or tells nothing."""
-    server = server_at(url)
-    model, limit = served_model(server, url)
-    target = read_lengths.target
-    if limit is not None and limit < target:
-        old = ""
-        if limit == read_lengths.context:
-            old = ", its context before the extension"
-        raise ProofFailed(
-            f"endpoint: the server takes {limit} tokens{old}; the checkpoint reads {target}: start "
-            f"it with that length (vLLM --max-model-len, SGLang --context-length, llama-server -c)"
-        )
-    require_logprobs(server, model)
-    return OpenedServer(server, model, limit, special_tokens(directory))
-
-
-@dataclass(frozen=True)
 class ServerQuestion:
-    """A comparison: a model and its neighbours, the lengths, and the listener."""
+    """A comparison: a model and its neighbours, the lengths that they read, and the listener."""
 
     reference: ReferenceModel
-    lengths: ReadLengths
+    context: int  # tokens before the extension
+    target: int
     neighbours: Sequence[Neighbour] = ()
     tolerance: float = TOLERANCE
     vocab_size: int | None = None  # None: as many as the model has logits
     say: Say = field(default=no_messages, repr=False)
-    show: Show = field(default=no_progress, repr=False)
 
     @property
-    def texts(self) -> tuple[int, ...]:
-        """The tokens of each text: inside the old context, and up to the target."""
-        longest = self.lengths.target - 1  # one more is generated
-        inside = min(self.lengths.context, longest)
-        return tuple(sorted({inside, longest}))
+    def longest(self) -> int:
+        """Return the tokens of the longest prompt: the server generates one more."""
+        return self.target - 1
+
+    @cached_property
+    def prompts(self) -> dict[int, list[int]]:
+        """Return the lengths of the prompts by the tokens of their text: one inside the old
+        context, one up to the target."""
+        texts = sorted({min(self.context, self.longest), self.longest})
+        return {size: prompt_lengths(size, self.context) for size in texts}
 
     @property
     def computed(self) -> Sequence[Neighbour]:
-        """The neighbours that a config can state."""
+        """Return the neighbours that a config can state."""
         return [each for each in self.neighbours if each.config is not None]
 
     @property
     def work(self) -> int:
-        """The tokens that transformers reads: both texts as planned, and the longest by each
+        """Return the tokens that transformers reads: both texts as planned, and the longest by each
         neighbour."""
-        return sum(self.texts) + len(self.computed) * self.texts[-1]
+        return sum(self.prompts) + len(self.computed) * self.longest
 
 
-Texts = dict[int, list[int]]  # by their number of tokens
-Read = dict[tuple[int, int], Sequence[float]]  # text and length of the prompt -> log-probabilities
+# Tokens of the text and length of the prompt -> the log-probabilities of the next token.
+Read = dict[tuple[int, int], Sequence[float]]
+Answers = dict[tuple[int, int], Pairs]  # the same of the server's top tokens
 
 
-def probe(url: str, question: ServerQuestion) -> Probe:
-    """Compare a running server with a model; ProofFailed says how it differs."""
-    opened = _opened(url, question.reference.directory, question.lengths)
-    context = question.lengths.context
-    at = {size: beginnings(size, context) for size in question.texts}
-    _announce(question, at)
-    work = _Work(question)
-    planned = work.planned(at, opened.avoid)
-    others = {each.name: work.neighbour(each, at) for each in question.computed}
-    answers = _answers(opened, work, at)
+def probe_server(url: str, question: ServerQuestion) -> Probe:
+    """Compare a running server with a model; raise ProofFailed if its answers differ."""
+    server = server_at(url)
+    model, limit = served_model(server, url)
+    _require_limit(limit, question)
+    require_logprobs(server, model)
+    work = _ReferenceTexts(question, special_tokens(question.reference.directory))
+    _announce_prompts(question)
+    planned = work.read_planned()
+    others = {each.name: work.read_neighbour(each) for each in question.computed}
+    answers = _ask_prompts(server, model, work)
     done = list[Prompt]()
     for (size, length), pairs in answers.items():
         gap = _mean_gap(pairs, planned[size, length])
-        done.append(Prompt(length, length > context, gap))
+        done.append(Prompt(length, length > question.context, gap))
     judged = list[JudgedNeighbour]()
     for each in question.neighbours:
         judged.append(JudgedNeighbour(each))
         if each.name in others:
-            judged[-1] = _judged(each, answers, planned, others[each.name])
-    probed = Probe(opened.model, opened.limit, question.tolerance, tuple(done), tuple(judged))
-    _require_agreement(probed, context)
+            judged[-1] = _judge_answers(each, answers, planned, others[each.name])
+    probed = Probe(model, limit, question.tolerance, tuple(done), tuple(judged))
+    _require_agreement(probed, question.context)
     return probed
 
 
-def _judged(
-    neighbour: Neighbour, answers: "Answers", planned: Read, other: Read
+def _require_limit(limit: int | None, question: ServerQuestion) -> None:
+    """Raise ProofFailed if a server's limit is below the length that the checkpoint reads."""
+    if limit is None or limit >= question.target:
+        return
+    old = ""
+    if limit == question.context:
+        old = ", its context before the extension"
+    raise ProofFailed(
+        f"endpoint: the server takes {limit} tokens{old}; the checkpoint reads {question.target}: "
+        "start it with that length (vLLM --max-model-len, SGLang --context-length, llama-server -c)"
+    )
+
+
+def _judge_answers(
+    neighbour: Neighbour, answers: Answers, planned: Read, other: Read
 ) -> JudgedNeighbour:
-    """Judge a neighbour after the prompts that it has read."""
-    told = list[list[float]]()
+    """Return whether the server's answers exclude a neighbour, from the prompts that both read."""
+    answered = list[list[float]]()
     wanted = list[list[float]]()
     changed = list[list[float]]()
     for at, pairs in answers.items():
         if at in other:
-            told.append([value for _, value in pairs])
-            wanted.append(_matched(pairs, planned[at]))
-            changed.append(_matched(pairs, other[at]))
-    return judge(neighbour, told, wanted, changed)
+            answered.append([value for _, value in pairs])
+            wanted.append(_planned_values(pairs, planned[at]))
+            changed.append(_planned_values(pairs, other[at]))
+    return judge(neighbour, answered, wanted, changed)
 
 
 def _require_agreement(probed: Probe, context: int) -> None:
-    """Raise ProofFailed if the answers are not the plan's, or are a neighbour's rather."""
+    """Raise ProofFailed if the server's answers are nearer to a neighbour, or not the plan's."""
     nearer = [each for each in probed.neighbours if each.is_it]
     if nearer:
         best = min(nearer, key=lambda each: abs(each.at - 1))
@@ -270,13 +281,12 @@ def _require_agreement(probed: Probe, context: int) -> None:
             )
 
 
-def _announce(question: ServerQuestion, at: Mapping[int, Sequence[int]]) -> None:
-    """Say what will be read, before anything is."""
-    count = sum(map(len, at.values()))
-    tokens = sum(map(sum, at.values()))
+def _announce_prompts(question: ServerQuestion) -> None:
+    """Print how many prompts the server gets, and how many tokens transformers reads here."""
+    lengths = [length for prompts in question.prompts.values() for length in prompts]
     question.say(
-        f"the server is asked {count} prompts of up to {question.texts[-1]:,} tokens ({tokens:,} "
-        "together; most servers read what prompts share only once)"
+        f"the server is asked {len(lengths)} prompts of up to {question.longest:,} tokens "
+        f"({sum(lengths):,} together; most servers read what prompts share only once)"
     )
     question.say(
         f"transformers reads {question.work:,} tokens here, by the plan and by "
@@ -284,50 +294,52 @@ def _announce(question: ServerQuestion, at: Mapping[int, Sequence[int]]) -> None
     )
 
 
-class _Work:
-    """A counter of the tokens read on this machine, which estimates the remaining time."""
+class _ReferenceTexts:
+    """The texts that transformers reads here for a server's check, and how many tokens are done."""
 
-    def __init__(self, question: ServerQuestion) -> None:
+    def __init__(self, question: ServerQuestion, avoid: Sequence[int]) -> None:
         self.question = question
-        self.texts: Texts = {}
+        self.avoid = avoid  # tokens that no prompt holds
+        self.show = told(question.say)
+        self.texts: dict[int, list[int]] = {}  # by their number of tokens
         self.done = 0
 
-    def planned(self, at: Mapping[int, Sequence[int]], avoid: Sequence[int]) -> Read:
-        """Read every text as planned."""
+    def read_planned(self) -> Read:
+        """Return the log-probabilities after every prompt by the planned config."""
         question = self.question
         rows = transformers_rows(question.reference)
         vocab_size = question.vocab_size or len(rows([0], [1])[0])
         read = Read()
-        for size in question.texts:
-            self.texts[size] = token_ids(size, vocab_size, avoid)
+        for size in question.prompts:
+            self.texts[size] = token_ids(size, vocab_size, self.avoid)
             begun = time.monotonic()
-            read |= self._rows(rows, size, at[size], question.reference.config)
-            if size == question.texts[0]:
-                self._estimate(time.monotonic() - begun)
+            read |= self._read_text(rows, size, question.reference.config)
+            if len(self.texts) == 1:
+                self._estimate_rest(size, time.monotonic() - begun)
         return read
 
-    def neighbour(self, neighbour: Neighbour, at: Mapping[int, Sequence[int]]) -> Read:
-        """Read the longest text by another config."""
-        longest = self.question.texts[-1]
+    def read_neighbour(self, neighbour: Neighbour) -> Read:
+        """Return the log-probabilities after the prompts of the longest text by a neighbour's
+        config."""
         rows = transformers_rows(replace(self.question.reference, config=neighbour.config))
-        return self._rows(rows, longest, at[longest], neighbour.config)
+        return self._read_text(rows, self.question.longest, neighbour.config)
 
-    def _rows(
-        self, rows: Rows, size: int, lengths: Sequence[int], config: JsonObject | None
-    ) -> Read:
+    def _read_text(self, rows: Rows, size: int, config: JsonObject | None) -> Read:
+        """Return the log-probabilities after each prompt of one text by transformers."""
+        lengths = self.question.prompts[size]
         if config is not None and follows_length(config):
             found = [rows(self.texts[size][:length], [length])[0] for length in lengths]
         else:
             found = rows(self.texts[size], lengths)
         self.done += size
-        self.question.show(self.done, self.question.work, "read by transformers")
+        self.show(self.done, self.question.work, "read by transformers")
         return {(size, length): row for length, row in zip(lengths, found, strict=True)}
 
-    def _estimate(self, seconds: float) -> None:
-        """Say how long the rest takes, by the shorter text: attention grows with the length."""
-        first = self.question.texts[0]
+    def _estimate_rest(self, first: int, seconds: float) -> None:
+        """Print how long transformers takes for the other texts, from the seconds of the first and
+        shorter text: attention grows with the length."""
         left = (self.question.work - self.done) / first * seconds
-        slowest = left * self.question.texts[-1] / first
+        slowest = left * self.question.longest / first
         said = f"that takes about {duration(left)} to {duration(slowest)} here"
         if slowest > LONG:
             said += (
@@ -336,28 +348,29 @@ class _Work:
         self.question.say(said)
 
 
-Answers = dict[tuple[int, int], Pairs]
+def _ask_prompts(server: Server, model: str, work: _ReferenceTexts) -> Answers:
+    """Return the server's top log-probabilities after each prompt.
 
-
-def _answers(opened: "OpenedServer", work: _Work, at: Mapping[int, Sequence[int]]) -> Answers:
-    """Ask for every prompt; some answers may hold no log-probabilities, but not most."""
-    total = sum(map(sum, at.values()))
+    Some of the answers may hold none; raise an error if most of them hold none.
+    """
+    prompts = work.question.prompts
+    total = sum(map(sum, prompts.values()))
     answers = Answers()
     done = 0
-    for size in at:
+    for size, lengths in prompts.items():
         heard = 0
-        for length in at[size]:
-            pairs = next_token(opened.server, opened.model, work.texts[size][:length])
+        for length in lengths:
+            pairs = next_token(server, model, work.texts[size][:length])
             done += length
-            work.question.show(done, total, "asked of the server")
+            work.show(done, total, "asked of the server")
             if pairs:
                 answers[size, length] = pairs
                 heard += 1
         if not heard:
-            raise no_logprobs_error(opened.server)
-        if 2 * heard < len(at[size]):
+            raise no_logprobs_error(server)
+        if 2 * heard < len(lengths):
             raise no_logprobs_error(
-                opened.server, f"log-probabilities after only {heard} of {len(at[size])} prompts"
+                server, f"log-probabilities after only {heard} of {len(lengths)} prompts"
             )
     return answers
 
@@ -367,7 +380,7 @@ def follows_length(config: JsonObject) -> bool:
     return any(site.params["rope_type"] == "dynamic" for site in families.read(dict(config)).sites)
 
 
-def beginnings(length: int, context: int) -> list[int]:
+def prompt_lengths(length: int, context: int) -> list[int]:
     """Return the lengths of the prompts from one text: in its second half, or beyond the
     context."""
     first = max(length // 2, 1)
@@ -377,6 +390,8 @@ def beginnings(length: int, context: int) -> list[int]:
     return [length - step * (length - first) // max(steps - 1, 1) for step in range(steps)][::-1]
 
 
-def _mean_gap(pairs: Sequence[tuple[int | None, float]], row: Sequence[float]) -> float:
-    both = zip(pairs, _matched(pairs, row), strict=True)
+def _mean_gap(pairs: Pairs, row: Sequence[float]) -> float:
+    """Return the mean difference of a server's top log-probabilities from transformers', in
+    nats."""
+    both = zip(pairs, _planned_values(pairs, row), strict=True)
     return mean(abs(value - truth) for (_, value), truth in both)

@@ -1,52 +1,25 @@
 """Check a directory that rotates nothing: its lengths, its rows, its other tensors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ropext import proof
 from ropext.base.errors import InputError, ProofFailed, UnsupportedModel, UsageError
-from ropext.base.jsontext import Json
 from ropext.files.checkpoint import Snapshot, provenance
-from ropext.files.checkpoint.provenance import Record
 from ropext.files.checkpoint.weights import compare_weights
 from ropext.files.schemes import read_positions, refusal
 from ropext.scaling.rope import Positions
 from ropext.scaling.tables import METHODS, growth
-from ropext.verifying.checks import Check, Depth
-from ropext.verifying.claim import edited_keys
+from ropext.verifying.checks import Check, Subject
 from ropext.verifying.config import check_config, check_limits, check_tied
 from ropext.verifying.weights import check_weights
 
 
 @dataclass(frozen=True)
-class TableSubject:
-    """The model to check, and the claim to check it against."""
+class TableSubject(Subject):
+    """A model that rotates nothing to check."""
 
-    snapshot: Snapshot
     positions: Positions
-    record: Record | None
-    base: Snapshot | None  # None without `--against`
-    depth: Depth
-
-    @property
-    def target(self) -> int:
-        """The tokens that the model should read."""
-        return self.positions.context if self.record is None else self.record.target
-
-    @property
-    def context(self) -> int:
-        """The tokens that its base reads."""
-        return self.target if self.record is None else self.record.context
-
-    @property
-    def before(self) -> Mapping[str, Json] | None:
-        """The config before the extension, if it is known."""
-        if self.base is not None:
-            return self.base.config
-        if self.record is not None:
-            before: Mapping[str, Json] = self.record.base["config"]
-            return before
-        return None
 
 
 def check_tables(subject: TableSubject) -> Iterator[Check]:
@@ -60,7 +33,7 @@ def check_tables(subject: TableSubject) -> Iterator[Check]:
         yield rows
         if not rows.passed:
             return
-    yield from check_limits(subject.snapshot, subject.context, subject.target)
+    yield from check_limits(subject.snapshot, subject.claim)
     if subject.base is not None:
         yield from _check_against(subject, subject.base)
     yield from _check_other_weights(subject)
@@ -69,15 +42,16 @@ def check_tables(subject: TableSubject) -> Iterator[Check]:
 
 def _check_length(subject: TableSubject) -> Check:
     positions = subject.positions
+    target = subject.claim.target
     sentence = f"{positions.key} gives {positions.context} tokens"
-    right = positions.context == subject.target
+    right = positions.context == target
     if not right:
-        sentence += f", but ropext.json states {subject.target}"
+        sentence += f", but ropext.json states {target}"
     return Check("length", right, sentence)
 
 
 def _check_rows(subject: TableSubject) -> Check | None:
-    """Check the tables; return None if the distances have none."""
+    """Check the rows of the position tables; return None if the model has none."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 
     try:
@@ -134,27 +108,26 @@ def _check_other_weights(subject: TableSubject) -> Iterator[Check]:
     if record is not None:
         hashed = any(file.sha256 for file in record.weights.values())
     deep = subject.depth.deep and (subject.base is None or hashed)
-    yield from check_weights(subject.snapshot, record, None, replace(subject.depth, deep=deep))
+    yield from check_weights(replace(subject, base=None, depth=replace(subject.depth, deep=deep)))
 
 
 def _check_tensors(subject: TableSubject) -> Iterator[Check]:
-    """Build it with stock transformers, and read up to the last position."""
+    """Check that transformers loads every tensor of a model without rotation, and reads up to its
+    last position."""
     config = subject.snapshot.config
-    edited = tuple[str, ...]()
-    if subject.record is not None:
-        edited = edited_keys(subject.record)
+    claim = subject.claim
     try:
         proved = proof.prove_table(
             subject.snapshot.directory,
-            replace(subject.positions, context=subject.target),
-            base=subject.before,
+            replace(subject.positions, context=claim.target),
+            base=claim.base,
             trust_remote_code=subject.depth.trust_remote_code,
         )
     except ProofFailed as failed:
         yield Check("tensors", False, str(failed))
-        yield from check_config(config, subject.before, edited, failed.changed)
+        yield from check_config(config, claim, failed.changed)
         return
-    yield from check_config(config, subject.before, edited, proved.get("changed"))
+    yield from check_config(config, claim, proved.get("changed"))
     loads = f"transformers {proved['transformers']} loads {proved['tensors_compared']} tensors"
     yield from check_tied(proved.get("untied", ()))
     yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")

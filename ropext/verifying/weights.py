@@ -8,7 +8,6 @@ from ropext.base.errors import UsageError
 from ropext.base.jsontext import dump, read_object
 from ropext.base.narration import Show
 from ropext.files.checkpoint import OTHER_SET, VARIANT, Snapshot, provenance
-from ropext.files.checkpoint.provenance import Record
 from ropext.files.checkpoint.staging import replace_file
 from ropext.files.checkpoint.weights import (
     WeightFile,
@@ -16,7 +15,7 @@ from ropext.files.checkpoint.weights import (
     content_digest,
     identify_weights,
 )
-from ropext.verifying.checks import Check, Depth
+from ropext.verifying.checks import Check, Subject
 from ropext.verifying.config import LISTED
 
 CONSOLIDATED = re.compile(r"consolidated[\w.-]*\.safetensors")
@@ -29,7 +28,7 @@ EQUAL = {
 
 
 def check_other_sets(snapshot: Snapshot) -> Iterable[Check]:
-    """Check that each tensor is stored once, in the file that the index names."""
+    """Check that each tensor is stored once, in the weight file that the index names."""
     for sentence in islice(snapshot.misplaced(), LISTED):
         yield Check("weights", False, f"{sentence}: engines disagree on which tensor they load")
     if unloaded := snapshot.unloaded:
@@ -48,10 +47,12 @@ def check_other_sets(snapshot: Snapshot) -> Iterable[Check]:
         yield Check("weights", True, f"{', '.join(notes[:LISTED])}{more}: {said}")
 
 
-def check_weights(
-    snapshot: Snapshot, record: Record | None, base: Snapshot | None, depth: Depth
-) -> Iterator[Check]:
-    """Compare the weights with the base's, or with the record."""
+def check_weights(subject: Subject) -> Iterator[Check]:
+    """Compare the weight files with the base's, or with the record."""
+    snapshot = subject.snapshot
+    record = subject.record
+    base = subject.base
+    depth = subject.depth
     deep = depth.deep
     show = depth.show
     if depth.keep and record is None:
@@ -80,11 +81,11 @@ def check_weights(
     for how, words in EQUAL.items():
         count = sum(finding.same is True and finding.how == how for finding in findings)
         if count:
-            yield Check("weights", True, f"{_files(count)} {words}")
+            yield Check("weights", True, f"{_count_of_files(count)} {words}")
     unknown = [finding for finding in findings if finding.same is None]
     if depth.keep and not bad:
-        names = _record_bytes(snapshot, show)
-        yield Check("weights", True, f"recorded the SHA-256 of {_files(len(names))}")
+        names = _record_digests(snapshot, show)
+        yield Check("weights", True, f"recorded the SHA-256 of {_count_of_files(len(names))}")
     elif unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         advice = "--against BASE compares them with the base's"
@@ -97,13 +98,13 @@ def check_weights(
         yield Check("weights", None, f"{unknown[0].sentence}{more}, {said}")
 
 
-def _files(count: int) -> str:
+def _count_of_files(count: int) -> str:
     """Return "1 weight file", "2 weight files"."""
     return f"{count} weight file" if count == 1 else f"{count} weight files"
 
 
-def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:
-    """Write the SHA-256 of every weight file that has none into ropext.json; their names."""
+def _record_digests(snapshot: Snapshot, show: Show) -> list[str]:
+    """Write the missing SHA-256 of weight files into ropext.json; return the files' names."""
     path = snapshot.path(provenance.NAME)
     content = read_object(path)
     missing = [name for name, file in content["weights"].items() if not file.get("sha256")]

@@ -31,7 +31,7 @@ from ropext.files.schemes.plan import TablePlan
 from ropext.planning import Plan
 from ropext.results.report import text
 from ropext.scaling import forms
-from ropext.verifying.checks import Depth, Subject
+from ropext.verifying.checks import Depth, RotarySubject
 from ropext.verifying.claim import claim_of
 from ropext.verifying.directory import check_lengths
 from ropext.verifying.weights import check_weights
@@ -313,9 +313,9 @@ def _check_files(directory: Path) -> None:
     if isinstance(claimed, RopextError):
         return
     depth = Depth(deep=True)
-    subject = Subject(snapshot, model, record, claimed[0], None, depth)
+    subject = RotarySubject(snapshot, record, claimed[0], None, depth, model)
     lengths = attempt(lambda: [*check_lengths(subject)])
-    weights = attempt(lambda: [*check_weights(snapshot, record, None, depth)])
+    weights = attempt(lambda: [*check_weights(subject)])
     for found in (lengths, weights):
         for check in found if isinstance(found, list) else ():
             check_sentence(check.sentence)
