@@ -90,10 +90,12 @@ def check_directory(
         from ropext.verifying.file import check_file  # late: no directory needs it
 
         checks = [*check_file(subject)]
+        probe = AskedServer.probe_file
     else:
         checks = [*check_rotary(subject)]
+        probe = AskedServer.probe_directory
     if server is not None:
-        checks.append(server.check_answers(subject))
+        checks.append(server.check_answers(subject, probe))
     served = None
     if not any(each.passed is False for each in checks):
         served = read_again(snapshot)

@@ -1,6 +1,6 @@
 """Compare a running server with the model that it should serve."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from ropext.verifying.neighbours import PLAIN, neighbours
 if TYPE_CHECKING:
     from ropext.verifying import server
 
+Probe = Callable[["AskedServer", RotarySubject], "server.Probe"]
 ENDPOINT = "endpoint"
 UNKNOWN = ("another factor", PLAIN)  # neighbours that nothing here computes
 
@@ -36,13 +37,12 @@ class AskedServer:
     config: JsonObject | None = None  # for that model, in place of its directory's
     say: Say = no_messages
 
-    def check_answers(self, subject: RotarySubject) -> Check:
+    def check_answers(self, subject: RotarySubject, probe: Probe) -> Check:
         """Compare the server's answers with the directory or GGUF file that it serves."""
         if self.beside is not None:
             return self._compare_with_plain(self.beside, subject)
-        probe = self._probe_file if subject.snapshot.is_gguf else self._probe_directory
         try:
-            probed = probe(subject)
+            probed = probe(self, subject)
         except ProofFailed as failed:
             return Check(ENDPOINT, False, str(failed))
         return self._check_of(probed.passed, probed.sentence)
@@ -65,7 +65,7 @@ class AskedServer:
         done = compare_with_plain(server, name, plain)
         return self._check_of(done.is_on, f"serves {name}; {done.sentence}")
 
-    def _probe_directory(self, subject: RotarySubject) -> "server.Probe":
+    def probe_directory(self, subject: RotarySubject) -> "server.Probe":
         """Compare the server with a directory, as transformers reads it."""
         config = self.config or subject.snapshot.config
         near = [Neighbour(name, None, decides=True) for name in UNKNOWN]
@@ -73,7 +73,7 @@ class AskedServer:
             near = neighbours(config, subject.model, subject.claim.base)
         return self._probe(subject, subject.snapshot.directory, near)
 
-    def _probe_file(self, subject: RotarySubject) -> "server.Probe":
+    def probe_file(self, subject: RotarySubject) -> "server.Probe":
         """Compare the server with a GGUF's weights as transformers reads them, dequantised."""
         from ropext.models.dequantising import directory_of, with_rope
 
@@ -128,4 +128,6 @@ def check_saved_plan(path: Path, asked: AskedServer, depth: Depth) -> Verificati
         proof.require_buildable(plan["config"])
     subject = RotarySubject(snapshot, None, claim, None, depth, model)
     there = replace(asked, config=plan["config"])
-    return Verification(str(path), (there.check_answers(subject),), None)
+    return Verification(
+        str(path), (there.check_answers(subject, AskedServer.probe_directory),), None
+    )
