@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ropext.results.retrieval import ItemScore, difference_of
-from ropext.results.values import Bootstrap, wilson, worth_of
+from ropext.results.retrieval import ItemScore, difference_of_answers
+from ropext.results.values import Bootstrap, effective_count, wilson_share
 
 Floats = npt.NDArray[np.float64]
 Drawn = tuple[Floats, float]  # documents, one row for each draw, and the mean of the population
@@ -135,8 +135,8 @@ def of_haystacks(share: float, likeness: float, count: int, draws: int) -> float
         each = rng.beta(share * total, (1 - share) * total, (draws, count))
     held = 0
     for right in rng.binomial(QUESTIONS, each).astype(np.float64):
-        worth = worth_of(right, np.full(count, QUESTIONS))
-        ends = wilson(float(right.sum()), count * QUESTIONS, worth).ci95
+        worth = effective_count(right, np.full(count, QUESTIONS))
+        ends = wilson_share(float(right.sum()), count * QUESTIONS, worth).ci95
         assert ends is not None
         held += ends[0] <= share + 1e-9 and share <= ends[1] + 1e-9
     return held / draws
@@ -166,7 +166,7 @@ def of_differences(
             chances = parts / parts.sum(1, keepdims=True)
         drawn = rng.multinomial(questions, chances)
         gaps = np.concatenate([np.repeat([1.0, -1.0, 0.0], row) for row in drawn])
-        ends = difference_of(gaps.tolist(), items, bootstrap).ci95
+        ends = difference_of_answers(gaps.tolist(), items, bootstrap).ci95
         assert ends is not None
         assert -1 <= ends[0] < ends[1] <= 1, "an interval without width, or beyond 1"
         held += ends[0] - 1e-9 <= more - fewer <= ends[1] + 1e-9

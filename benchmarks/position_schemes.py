@@ -336,7 +336,7 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path, bench: Bench) -> 
     """Draw the loss by length: untouched, extended, tuned; and how alike positions are."""
     from matplotlib.figure import Figure
 
-    from ropext.results.report.plots import similarity
+    from ropext.results.report.plots import row_similarity
 
     figure = Figure(figsize=(16, 9), dpi=100)
     figure.set_layout_engine("constrained")
@@ -360,7 +360,7 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path, bench: Bench) -> 
         axis.legend(fontsize=8)
     panels[0][0].set_ylabel("loss of the last 64 tokens (nats)")
     for axis, scheme in zip(panels[1], schemes, strict=True):
-        alike, title = likeness(scheme, trained(scheme, bench), similarity)
+        alike, title = likeness(scheme, trained(scheme, bench), row_similarity)
         axis.imshow(alike, cmap="RdBu_r", extent=(0, LENGTH, LENGTH, 0))
         axis.set_title(title, fontsize=9)
     figure.savefig(path)

@@ -31,7 +31,7 @@ from ropext.base.lengths import length_text, parse_lengths
 from ropext.models.dequantising import directory_of
 from ropext.pipeline.evaluated import Evaluated
 from ropext.pipeline.public import evaluate
-from ropext.results.retrieval import grouped
+from ropext.results.retrieval import group_answers
 from ropext.results.values import Value
 
 SEED = 42  # of RULER's generators, its default
@@ -157,7 +157,7 @@ class Peers:
                     name = own_name(task)
                     if f"{name}@{length}" not in values:
                         continue
-                    answers = grouped(model.items, "task", "length")[name, length]
+                    answers = group_answers(model.items, "task", "length")[name, length]
                     said = [cleaned(answer.said or "") for answer in answers]
                     references = [self.outputs[answer.text_hash] for answer in answers]
                     score = match(said, references) / 100

@@ -40,7 +40,7 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.results.report.cells import number, shown
+from ropext.results.report.cells import fixed_digits, value_cell
 
 METHODS: dict[str, dict[str, Any]] = {
     "yarn": {},
@@ -170,14 +170,14 @@ def main() -> None:
         return f"{right}, {alike}"
 
     if ranking.in_window is not None:
-        cells = ["base, in its window", "", shown(ranking.in_window), "", "", score("base")]
+        cells = ["base, in its window", "", value_cell(ranking.in_window), "", "", score("base")]
         print("| " + " | ".join(cells) + " |")
     taxes = {label: ranking.short_tax(label) for label in plans}
     for label in sorted(plans, key=lambda label: tax.value if (tax := taxes[label]) else 0.0):
         factor = plans[label].main.wanted.attention_factor
-        cells = [label, number(factor, 4), shown(ranking.tail(label))]
-        cells.append(shown(ranking.gain(label), 4, sign=True))
-        cells += [shown(taxes[label], 4, sign=True), score(label)]
+        cells = [label, fixed_digits(factor, 4), value_cell(ranking.tail(label))]
+        cells.append(value_cell(ranking.gain(label), 4, sign=True))
+        cells += [value_cell(taxes[label], 4, sign=True), score(label)]
         print("| " + " | ".join(cells) + " |")
 
 

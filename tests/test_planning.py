@@ -227,8 +227,10 @@ def test_the_plan_warns_if_scaling_cannot_help_and_extend_wants_a_confirmation()
     said = made.to_json()
     assert "scaling cannot help this model" in said["refused"]
     assert said["serving"] == said["overrides"] == []
-    assert text.plan(made).startswith("model: scaling cannot help this model: [windowed] every ")
-    assert "to serve it" not in text.plan(made)
+    assert text.plan_details(made).startswith(
+        "model: scaling cannot help this model: [windowed] every "
+    )
+    assert "to serve it" not in text.plan_details(made)
     assert plan(configs.LLAMA).to_json()["refused"] is None
     far = plan(configs.LLAMA, factor=1000.0)
     assert (far.serving("OUT"), far.overrides()) == ((), ())
@@ -420,7 +422,7 @@ def test_the_attention_factor_of_longropes_code_is_printed():
     (note,) = made.notes
     theirs = math.sqrt(1 + math.log(8) / math.log(4096))
     assert note.endswith(f"√(1 + ln 8 / ln 4096): --attention-factor {theirs:.6g}")
-    assert "note: the file of pair factors has no attention factor" in text.plan(made)
+    assert "note: the file of pair factors has no attention factor" in text.plan_details(made)
     given = plan(configs.LLAMA, factor=8.0, attention_factor=1.0, **pairs)
     assert given.notes == ()
     assert plan(configs.LLAMA, factor=8.0, method="yarn").notes == ()

@@ -428,7 +428,7 @@ def test_the_papers_rule_is_for_queries_inside_the_context_too(ids):
 
 def test_its_exception_gives_one_sentence_everywhere():
     made = make_plan(open_snapshot("ropext://demo").config, parse_extend({"factor": 2.0}))
-    assert EXCEPTION in text.plan(made).replace("\n" + " " * 13, " ")
+    assert EXCEPTION in text.plan_details(made).replace("\n" + " " * 13, " ")
     for page in ("README.md", "docs/methods.md"):
         assert EXCEPTION in (Path(__file__).parents[1] / page).read_text("utf-8")
 

@@ -195,7 +195,7 @@ def test_units_that_another_run_read_go_and_a_user_s_files_stay(tmp_path):
     users = [f"{STORE}/mine.npy", f"{STORE}/pass-64/mine.npy", "variants/my.json"]
     for name in users:
         (own.folder / name).write_text("mine")
-    rundir.keep_only(own.folder, [])
+    rundir.remove_unused_units(own.folder, [])
     left = {p.relative_to(own.folder).as_posix() for p in own.folder.rglob("*") if p.is_file()}
     assert left == {"run.json", MADE, *users}
 

@@ -52,12 +52,12 @@ def command(
 
     out.check_format(table_format)
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
-    others = [gates.split_spec(gate.run)[0] for gate in wanted if gate.run]
+    others = [gates.split_run_spec(gate.run)[0] for gate in wanted if gate.run]
     guard.check({"--fail-if": others}, {"--output": output})
     beside = [rundir.read_run(other) for other in others if other.is_dir()]  # else a variant
     opened, compared = compare_runs(_matching(runs), output)
     for path in dict.fromkeys(run.path for run in (*opened, *beside) if run.path is not None):
-        for remark in rundir.unlisted(path):
+        for remark in rundir.no_digest_warnings(path):
             out.say(f"warning: {remark}")
     if compared.text is not None:
         for label, count in compared.text.left_out.items():
@@ -65,7 +65,7 @@ def command(
                 out.say(f"{label}: {count} documents are not in all runs and are left out")
     outcomes = list[gates.Outcome]()
     for run in opened:
-        outcomes += rundir.judge(run, wanted)
+        outcomes += rundir.judge_gates(run, wanted)
     if output is not None:
         out.say(f"report: {output / 'report.html'}")
     if table_format == "csv":
@@ -74,4 +74,4 @@ def command(
         out.tables(compared.tables, (), table_format)
     else:
         out.result(as_text(compared.tables), compared.to_json() | {"gates": outcomes})
-    rundir.raise_if_failed(outcomes)
+    rundir.raise_if_gates_failed(outcomes)

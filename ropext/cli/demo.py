@@ -37,4 +37,4 @@ def command(out: Out, output: Output = None, full: Full = False) -> None:
     folder = output or Path("ropext-demo-full" if full else "ropext-demo")
     shown = demo.run(folder, full, out.say, Bar(out).show)
     out.result(shown.to_text(), shown)
-    rundir.raise_if_failed(shown.gates)
+    rundir.raise_if_gates_failed(shown.gates)

@@ -136,7 +136,7 @@ def command(
         call = call_of(out, force=force, trust_remote_code=trust_remote_code)
         with request.prepared(output, call) as job:
             costs = counted(job, output, call)
-        out.result(text.costs(costs), costs)
+        out.result(text.evaluation_costs_text(costs), costs)
         return
     with stoppable() as stop:
         call = call_of(out, force=force, trust_remote_code=trust_remote_code, stop=stop)
@@ -160,7 +160,7 @@ def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", showing: Sho
 
     every = tables.evaluation_tables(done)
     if showing.full and showing.format == "csv":
-        shown = tables.every_number(done)
+        shown = tables.table_of_every_number(done)
     elif showing.full:
         shown = every
     elif showing.format == "csv":
@@ -203,11 +203,11 @@ def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: To
     stderr."""
     from ropext.base.table import as_markdown, escape, verdict_first, with_rows
     from ropext.results import rundir
-    from ropext.results.report.gates import failures, gate_table
+    from ropext.results.report.gates import failed_gate_lines, gate_table
 
-    outcomes = rundir.judge(done, gates)
+    outcomes = rundir.judge_gates(done, gates)
     judged = with_rows([gate_table(outcomes)])
-    lines = failures(outcomes)
+    lines = failed_gate_lines(outcomes)
     lines += told.lines
     if told.format is not None:
         out.tables(told.shown, lines, told.format)
@@ -220,4 +220,4 @@ def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: To
         out.say(f"report: {done.path / 'report.html'}")
     verdicts = "".join(f"- {escape(line)}\n" for line in lines)
     out.summarise(f"{verdicts}\n{as_markdown([*told.every, *judged])}\n")
-    rundir.raise_if_failed(outcomes)
+    rundir.raise_if_gates_failed(outcomes)

@@ -137,4 +137,4 @@ def command(
         made.require_training()
         return
     done = extension.make(output, call)
-    result(out, text.extended(done.plan, done.written, serve), done, done.output, push)
+    result(out, text.extension_text(done.plan, done.written, serve), done, done.output, push)

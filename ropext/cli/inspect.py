@@ -44,4 +44,4 @@ def command(
     seen = inspecting.inspect(model, revision=revision, **given)
     if plot is not None:
         out.picture(plot, seen)
-    out.result(text.inspection(seen, pairs), seen)
+    out.result(text.inspection_text(seen, pairs), seen)

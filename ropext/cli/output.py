@@ -120,7 +120,7 @@ class Out:
         from ropext.results.report import plots  # late: it loads matplotlib
 
         try:
-            plots.write(of, path)
+            plots.write_plot(of, path)
         except OSError as error:
             raise InputError(f"--plot {path} cannot be written: {error.strerror}") from None
         self.say(f"wrote {path}")

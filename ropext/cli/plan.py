@@ -136,15 +136,15 @@ def _fit(
     """Print which length fits into a memory, after the plan if one was requested."""
     from ropext.files import inspecting
     from ropext.files.inspecting.memory import memory_fit
-    from ropext.results.report.memory import memory
+    from ropext.results.report.memory import memory_text
 
     if not given:
         fit = memory_fit(model, room, revision=revision)
-        out.result(memory(fit), {"model": model} | fit.to_json())
+        out.result(memory_text(fit), {"model": model} | fit.to_json())
         return
     made = inspecting.plan(model, revision=revision, **given)
     fit = memory_fit(model, room, length=made.target, revision=revision)
-    body = f"{_shown(made, details)}\n\n{memory(fit)}"
+    body = f"{_shown(made, details)}\n\n{memory_text(fit)}"
     out.result(body, made.to_json() | {"memory": fit.to_json()})
 
 
@@ -154,7 +154,7 @@ def _shown_as_it_stands(served: "Served", verdict: str = "", *, details: bool) -
     from ropext.results.report.screen import served_screen
 
     if details:
-        return text.served(served, verdict)
+        return text.served_details(served, verdict)
     return served_screen(served, verdict)
 
 
@@ -186,7 +186,7 @@ def _shown(plan: "ExtensionPlan", details: bool) -> str:
     from ropext.results.report.screen import plan_screen
 
     if details:
-        return text.plan(plan)
+        return text.plan_details(plan)
     return plan_screen(plan)
 
 

@@ -111,7 +111,7 @@ def sentence(done: "Pushed") -> str:
         from ropext.base.table import columns
         from ropext.results.report import text
 
-        rows = [(name, text.size(size)) for name, size in done.files.items()]
+        rows = [(name, text.bytes_text(size)) for name, size in done.files.items()]
         tree = columns((f"{done.repository} ({kind})", "size"), rows)
         return f"{tree}\n\nREADME.md\n\n{done.card}"
     if not done.changed:

@@ -150,7 +150,7 @@ def command(
         beside = PlainServer(plain, fingerprint)
     if fix:
         config, edits = verifying.repair(directory, trust)
-        out.say(text.edit_lines(edits) or "every spelling is right already")
+        out.say(text.config_diff(edits) or "every spelling is right already")
         if edits:
             verifying.write_config(directory, config)
     server = None
@@ -164,7 +164,7 @@ def command(
         server=server,
     )
     checks = [(check.passed, check.what, check.sentence) for check in result.checks]
-    shown = text.verification(result.verdict, checks)
+    shown = text.verification_text(result.verdict, checks)
     if report and endpoint is not None:
         shown = f"{shown}\n\n{_form(directory, endpoint, result)}"
     data = result.to_json()

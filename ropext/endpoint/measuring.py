@@ -62,7 +62,7 @@ class Kept:
 
     def store(self, name: str, plan: PortPlan) -> Store:
         """Return the files of one row, with a name made from all that decides them."""
-        return rundir.store(self.folder, self.store_name(name, plan))
+        return rundir.variant_store(self.folder, self.store_name(name, plan))
 
     def store_name(self, name: str, plan: PortPlan) -> str:
         return f"{name}-{digest(plan.decides)[:16]}"
@@ -154,7 +154,7 @@ def _measure(plan: PortPlan, kept: Kept, asking: Asking) -> Measurement:
             remarks += [UNSEEN.format(length=length_text(length)) for length in cuts.unknown]
         items[label] = _scored(row, cuts.reasons)
     _write(plan, kept, rows, items, remarks)
-    return replace(rundir.read_back(kept.folder), resumed=resumed)
+    return replace(rundir.read_finished_run(kept.folder), resumed=resumed)
 
 
 def _questions(

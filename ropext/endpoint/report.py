@@ -24,7 +24,7 @@ def write_port_report(run: Measurement) -> None:
         tables=port_tables(run),
         details=json.dumps(run.manifest, indent=1, ensure_ascii=False),
     )
-    html.write(run.path, page, write_pictures(run.path, _pictures(run)))
+    html.write_page(run.path, page, write_pictures(run.path, _pictures(run)))
 
 
 def _pictures(run: Measurement) -> Drawn:

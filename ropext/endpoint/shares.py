@@ -12,10 +12,10 @@ from ropext.results.retrieval import (
     REFUSED,
     TRUNCATED,
     ItemScore,
-    grouped,
-    heat_map,
+    group_answers,
+    heat_map_cells,
     ruler_means,
-    share_of,
+    share_of_answers,
 )
 from ropext.results.values import Z95, Value
 
@@ -30,7 +30,7 @@ def port_numbers(scores: Scores) -> ModelNumbers:
     values = port_values(items)
     return ModelNumbers(
         metrics=values,
-        retrieval=heat_map([item for item in items if item.is_read]),
+        retrieval=heat_map_cells([item for item in items if item.is_read]),
         outcomes=_outcomes(scores),
         reached=reached(items, values),
     )
@@ -40,10 +40,10 @@ def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
     """Return `TASK@C` and `found@C`, over the questions whose prompts the server read."""
     read = [item for item in items if item.is_read]
     values = dict[str, Value]()
-    for (task, length), group in sorted(grouped(read, "task", "length").items()):
-        values[f"{task}@{length}"] = share_of(group)
-    for length, group in sorted(grouped(read, "length").items()):
-        values[f"{FOUND}@{length}"] = share_of(group)
+    for (task, length), group in sorted(group_answers(read, "task", "length").items()):
+        values[f"{task}@{length}"] = share_of_answers(group)
+    for length, group in sorted(group_answers(read, "length").items()):
+        values[f"{FOUND}@{length}"] = share_of_answers(group)
     return values | ruler_means(values)
 
 
@@ -92,7 +92,7 @@ def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str
     by_point = 0
     by_interval = 0
     interval_holds = True
-    for length, group in sorted(grouped(items, "length").items()):
+    for length, group in sorted(group_answers(items, "length").items()):
         is_whole = not any(item.outcome in (REFUSED, TRUNCATED) for item in group)
         value = values.get(f"{FOUND}@{length}")
         if not is_whole or value is None or value.value < ENOUGH:

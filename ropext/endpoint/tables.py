@@ -10,7 +10,7 @@ from ropext.base.table import Table, with_rows
 from ropext.endpoint.plan import CUT, PORT
 from ropext.results.measurement import Measurement, item_differences
 from ropext.results.numbers import ModelNumbers
-from ropext.results.report.cells import at_lengths, nats, share, table_of
+from ropext.results.report.cells import columns_at_lengths, nats_cell, share_cell, table_of_values
 from ropext.results.report.tables import text_tables
 from ropext.results.retrieval import FOUND, NO_ANSWER, OUTCOMES, REFUSED, TRUNCATED, HeatCell
 from ropext.results.values import Value
@@ -74,12 +74,14 @@ def _shares(run: Measurement) -> Table:
         "share of needles found, over the answered questions, with its 95 % interval (questions "
         "over one text count less if texts differ)"
     )
-    table = table_of("Found, by length", note, _rows(run), at_lengths(FOUND, lengths, share))
+    table = table_of_values(
+        "Found, by length", note, _rows(run), columns_at_lengths(FOUND, lengths, share_cell)
+    )
     if CUT not in run.models or not table.rows:
         return table
     gains = item_differences(run.models[PORT].items, run.models[CUT].items, run.frame.bootstrap)
-    columns = at_lengths(FOUND, lengths, nats)
-    difference = table_of("", "", [("difference, the same questions", gains)], columns)
+    columns = columns_at_lengths(FOUND, lengths, nats_cell)
+    difference = table_of_values("", "", [("difference, the same questions", gains)], columns)
     return replace(table, rows=(*table.rows, *difference.rows))
 
 
@@ -91,8 +93,8 @@ def _by_task(run: Measurement) -> list[Table]:
     note = "the same, of one task"
     tables = list[Table]()
     for task in tasks:
-        columns = at_lengths(task, run.frame.lengths, share)
-        tables.append(table_of(f"Found: {task}", note, _rows(run), columns))
+        columns = columns_at_lengths(task, run.frame.lengths, share_cell)
+        tables.append(table_of_values(f"Found: {task}", note, _rows(run), columns))
     return tables
 
 

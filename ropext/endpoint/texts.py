@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ropext.base.jsontext import JsonObject
 from ropext.endpoint.losses import Ids, TokenLosses
 from ropext.results import BASE
-from ropext.results.measurement import Store, array_name
+from ropext.results.measurement import Store, loss_file_name
 from ropext.results.metrics import ReadText, text_values
 from ropext.results.numbers import ModelNumbers
 from ropext.results.perplexity import (
@@ -16,8 +16,8 @@ from ropext.results.perplexity import (
     EvaluationSettings,
     Reading,
     TokenNll,
-    by_position,
-    verdicts,
+    loss_by_position,
+    truncation_verdicts,
 )
 
 WHOLE, SHORT = "pass", "short"  # folders of readings
@@ -64,7 +64,7 @@ class TextPlan:
         """Yield the file of each document's reading, and the function that reads it."""
         (regime,) = self.regimes(label)
         for ids, name in zip(self.texts.ids, self.hashes, strict=True):
-            yield array_name(regime, name), self._reader(label, ids)
+            yield loss_file_name(regime, name), self._reader(label, ids)
 
     def _reader(self, label: str, ids: Ids) -> Callable[[], TokenNll]:
         base = self.base
@@ -86,7 +86,7 @@ class TextPlan:
             values = text_values(text)
             says = list[str]()
             if base is not None:
-                says = verdicts(self.frame, values, self.losses.port.model)
-            positions = tuple(by_position(self.frame, reading, base))
+                says = truncation_verdicts(self.frame, values, self.losses.port.model)
+            positions = tuple(loss_by_position(self.frame, reading, base))
             numbers[label] = ModelNumbers(values, positions, verdicts=tuple(says))
         return numbers

@@ -9,9 +9,9 @@ from ropext.evaluation.variants import Variant
 from ropext.evaluation.workload import Workload
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
-from ropext.results.overlap import Overlap, marked
-from ropext.results.perplexity import OctaveLoss, by_position, verdicts
-from ropext.results.retrieval import ItemScore, heat_map, not_measurable, ruler_tasks
+from ropext.results.overlap import Overlap, marked_name
+from ropext.results.perplexity import OctaveLoss, loss_by_position, truncation_verdicts
+from ropext.results.retrieval import ItemScore, heat_map_cells, ruler_tasks, unmeasurable_tasks
 
 
 def assembled(
@@ -33,7 +33,7 @@ def assembled(
     for label, model in done.models.items():
         models[label] = replace(model, overlap=overlaps.get(label))
         items[label] = model.items
-    left_out = not_measurable(items, reads.frame.context)
+    left_out = unmeasurable_tasks(items, reads.frame.context)
     measurable = replace(done, models=models).without(left_out)
     finished = dict(models)
     for variant in variants:
@@ -93,11 +93,11 @@ def _numbers(measured: Measurement, variant: Variant) -> ModelNumbers:
     values = measured.values(label)
     positions = list[OctaveLoss]()
     if model.reading is not None:
-        positions = by_position(frame, model.reading, measured.base(label))
+        positions = loss_by_position(frame, model.reading, measured.base(label))
     lines = list[str]()
     if not variant.reads_short:
-        lines = verdicts(frame, values, marked(label, model.mark()))
-    cells = heat_map(model.items)
+        lines = truncation_verdicts(frame, values, marked_name(label, model.mark()))
+    cells = heat_map_cells(model.items)
     numbers = ModelNumbers(values, tuple(positions), cells, verdicts=tuple(lines))
     # JSON has no infinity: reports show the same whether a run was read back or has just ended.
     return read_values(ModelNumbers, values_json(numbers), label)

@@ -29,8 +29,8 @@ from ropext.results.measurement import (
     AGREEMENT,
     DIVERGENCE,
     Store,
-    array_name,
-    compared_regime,
+    comparison_folder,
+    loss_file_name,
 )
 from ropext.results.perplexity import EvaluationSettings
 
@@ -60,7 +60,7 @@ class Against:
 
     def states(self, frame: EvaluationSettings, document: str) -> npt.NDArray[Any]:
         """Return the base's states for a document, a row for each compared token."""
-        states: npt.NDArray[Any] = self.store.get(array_name(states_folder(frame), document))
+        states: npt.NDArray[Any] = self.store.get(loss_file_name(states_folder(frame), document))
         return states
 
 
@@ -77,7 +77,7 @@ def against_key(frame: EvaluationSettings, base: str) -> str:
 def divergence_folders(frame: EvaluationSettings, base: str, regime: str) -> tuple[str, str]:
     """Return the folders of a model's divergence and agreement in a regime."""
     key = against_key(frame, base)
-    return compared_regime(DIVERGENCE, key, regime), compared_regime(AGREEMENT, key, regime)
+    return comparison_folder(DIVERGENCE, key, regime), comparison_folder(AGREEMENT, key, regime)
 
 
 def _tails(frame: EvaluationSettings) -> str:

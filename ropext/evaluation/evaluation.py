@@ -210,7 +210,7 @@ class Evaluation:
             if place is not None:
                 units = [(v, unit) for v in variants for unit in reads.units(v)]
                 kept = {f"{names[v.label]}/{name}" for v, unit in units for name in unit.files}
-                rundir.keep_only(place.folder, kept)
+                rundir.remove_unused_units(place.folder, kept)
             facts = self._facts()
             if self.options.lm_eval:
                 tokenizer = self.encoder.tokenizer
@@ -309,7 +309,7 @@ def _stores(
     base's states are large).
     """
     if place is not None:
-        yield {label: rundir.store(place.folder, name) for label, name in names.items()}
+        yield {label: rundir.variant_store(place.folder, name) for label, name in names.items()}
     elif on_disk:
         # Windows does not delete files that a virus scanner still reads.
         with tempfile.TemporaryDirectory(prefix="ropext-", ignore_cleanup_errors=True) as folder:

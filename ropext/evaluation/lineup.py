@@ -41,7 +41,7 @@ from ropext.options.fields import FINETUNE, FIT
 from ropext.planning import ExtensionPlan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.measurement import check_labels
-from ropext.results.overlap import Overlap, overlap
+from ropext.results.overlap import Overlap, overlap_of_documents
 from ropext.scaling import self_extend
 from ropext.scaling.rope import Spectrum
 
@@ -231,7 +231,7 @@ def overlaps_of(
         known = trained_on(variant)
         if known is None or corpus is None:
             continue
-        found = overlap(known, [document.known_by for document in corpus.documents])
+        found = overlap_of_documents(known, [document.known_by for document in corpus.documents])
         if found is None:
             continue
         overlaps[variant.label] = replace(found, questions=questions)

@@ -36,4 +36,4 @@ def rank(
     stores = {variant.label: Store() for variant in variants}
     measured = reader.measure(variants, reads, stores, Progress(hooks=hooks))
     beside = [variant.label for variant in contenders.beside]
-    return rules.rank(measured, preference(contenders.plans), beside)
+    return rules.rank_methods(measured, preference(contenders.plans), beside)

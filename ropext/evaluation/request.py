@@ -32,7 +32,7 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import reads
 from ropext.results import BASE
-from ropext.results.gates import Gate, Metrics, split_spec
+from ropext.results.gates import Gate, Metrics, split_run_spec
 from ropext.results.perplexity import PROTOCOLS
 from ropext.results.rundir import read_run
 
@@ -74,7 +74,7 @@ class EvaluationRequest:
         """
         options = self.options
         model = self.model
-        runs = [split_spec(gate.run)[0] for gate in self.gates if gate.run]
+        runs = [split_run_spec(gate.run)[0] for gate in self.gates if gate.run]
         read = {"--fail-if": runs, **reads(dict(options), Evaluate)}
         if isinstance(model, str):
             read["MODEL"] = model
@@ -165,7 +165,7 @@ def prepare(
     Metrics(options, labels, grid, prediction.scoring).check(gates)
     others = {gate.run for gate in gates if gate.run is not None and gate.run not in labels}
     for other in others:
-        read_run(split_spec(other)[0])  # raises an error if the run is missing or incomplete
+        read_run(split_run_spec(other)[0])  # raises an error if the run is missing or incomplete
     if prediction.sees_all:
         options = options.model_copy(update={"chunk": grid[-1]})
     what = Workload(

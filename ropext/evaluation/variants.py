@@ -26,7 +26,14 @@ from ropext.options.cache import StoredCache
 from ropext.options.fields import FIT
 from ropext.planning import CONFIG_ALONE, InMemory
 from ropext.results import BASE, EXTENDED, SHORT
-from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
+from ropext.results.overlap import (
+    HASHES,
+    TrainingDocuments,
+    joined_training,
+    read_training_documents,
+    recorded_training,
+    unrecorded_training,
+)
 from ropext.results.perplexity import EvaluationSettings
 from ropext.scaling.forms import LENGTH_DEPENDENT
 from ropext.scaling.rope import Positions, RopeSite
@@ -260,22 +267,22 @@ def adapter_digest(adapter: str) -> str:
     return digest.hexdigest()
 
 
-def trained_on(variant: Variant) -> Trained | None:
+def trained_on(variant: Variant) -> TrainingDocuments | None:
     """Return the record of the documents that a variant was trained or fitted on; None if there is
     none."""
     record = record_of_weights(variant.snapshot)
     before_it = variant.config is not None and variant.kind != EXTENDED
     if before_it and record is not None and record.more.get(FIT):
         record = None  # the spectrum from before the fit
-    before = trained_in(record)
+    before = recorded_training(record)
     if before is not None and variant.kind != EXTENDED:  # nobody chose the base
         before = replace(before, chose=None) if before.count or before.not_recorded else None
     if variant.adapter is None:
         return before
     hashes = Path(variant.adapter, HASHES)
     if not hashes.is_file():
-        return both(before, unknown("the adapter"))
-    return both(before, from_json(read_object(hashes)))
+        return joined_training(before, unrecorded_training("the adapter"))
+    return joined_training(before, read_training_documents(read_object(hashes)))
 
 
 def base_variant(

@@ -40,7 +40,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.tasks import Item
 from ropext.options.tasks.item import truncated
 from ropext.results import BASE
-from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
+from ropext.results.measurement import MeasuredModel, Measurement, Store, loss_file_name
 from ropext.results.perplexity import MASK_STRIDE, Documents, EvaluationSettings, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.scoring import ALL_TOKENS, MaskedTail, Scoring
@@ -271,7 +271,7 @@ class Workload:
             strides = None
             if self.is_strided and not variant.reads_short:
                 strides = {
-                    size: [store.get(array_name(f"stride-{size}", one)) for one in self.hashes]
+                    size: [store.get(loss_file_name(f"stride-{size}", one)) for one in self.hashes]
                     for size in self.frame.lengths
                 }
             divergence = None
@@ -326,13 +326,13 @@ class Workload:
                 served = served_lengths(frame, regimes, length)
                 beside = divergence_folders(frame, self.against, regime)
         return Unit(
-            name=array_name(regime, name),
+            name=loss_file_name(regime, name),
             what=f"{document.name} ({variant.label}, {regime})",
             kind=kind,
             passes=len(sizes),
             size=max(sizes),
             tokens=sum(sizes),
-            beside=tuple(array_name(folder, name) for folder in beside),
+            beside=tuple(loss_file_name(folder, name) for folder in beside),
             document=document,
             digest=name,
             regime=regime,
@@ -345,7 +345,7 @@ class Workload:
         windows = strided_windows(self.frame.longest, window, hf_stride(window))
         sizes = [part.end - part.begin for part in windows]
         return Unit(
-            name=array_name(regime, name),
+            name=loss_file_name(regime, name),
             what=f"{document.name} ({variant.label}, {regime})",
             kind=f"strided at {window}",
             passes=len(sizes),

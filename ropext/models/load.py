@@ -21,7 +21,7 @@ from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.digests import check_unchanged
 from ropext.files.schemes import read_positions
 from ropext.models.quantised import raise_named
-from ropext.results.report.text import size
+from ropext.results.report.text import bytes_text
 
 if TYPE_CHECKING:
     import torch
@@ -335,7 +335,7 @@ def tell_used(
 
     on_gpu = torch.device(device).type == "cuda"
     peak = torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory()
-    say(f"{what} took {seconds:.2g} s, and {size(peak)} of memory at the peak")
+    say(f"{what} took {seconds:.2g} s, and {bytes_text(peak)} of memory at the peak")
     if log is None:
         return
     with run_errors(log), log.open("a", encoding="utf-8") as out:

@@ -15,8 +15,8 @@ from ropext.pipeline.prospect import PLACES, STAYS, TASK, Prospect
 from ropext.pipeline.trying import choice_documents_path, read_forms
 from ropext.pipeline.work import USED
 from ropext.results import UNTOUCHED
-from ropext.results.overlap import NO_DOCUMENTS, trained
-from ropext.results.rules import Standing, because
+from ropext.results.overlap import NO_DOCUMENTS, training_documents
+from ropext.results.rules import Standing, choice_reason
 
 # Closed forms from which a fit is tried.
 STARTS = 3
@@ -47,7 +47,7 @@ class AutoChoice:
         write_documents(self._verdict_file, prospect.to_judge)
         tried = read_forms(prospect, self.folder, self.call)
         method = tried.order.take(tried.order.alike, [UNTOUCHED, *preference(prospect.plans)])
-        why = because(tried.order, method)
+        why = choice_reason(tried.order, method)
         fit = self.fit_of(method, tried.order)
         recipe = {f"{EXTEND}.method": method, **fit.keys, **self._judging()}
         if method == UNTOUCHED:
@@ -61,7 +61,7 @@ class AutoChoice:
             say(f"choose: {sentence}")
         for name, reason in left_out.items():
             say(f"left out: {name}: {reason}")
-        judged = trained(
+        judged = training_documents(
             document.cut(prospect.target).known_by[1:] for document in prospect.to_judge
         )
         return {

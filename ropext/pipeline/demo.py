@@ -28,11 +28,18 @@ from ropext.results import BASE, CONTROL, UNTOUCHED, rundir
 from ropext.results.gates import Outcome, parse_gate
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.report import evaluation, html, plots
-from ropext.results.report.cells import Column, nats, point_of_two, share, shown, table_of
-from ropext.results.report.gates import failures, gate_table, percent
+from ropext.results.report.cells import (
+    Column,
+    nats_cell,
+    share_cell,
+    short_point_cell,
+    table_of_values,
+    value_cell,
+)
+from ropext.results.report.gates import failed_gate_lines, gate_table, percent_text
 from ropext.results.report.html import Page
 from ropext.results.report.plots import Curve, LinePlot
-from ropext.results.retrieval import grouped, share_of
+from ropext.results.retrieval import group_answers, share_of_answers
 from ropext.results.values import Value
 
 RECIPE = "demo"
@@ -72,15 +79,15 @@ ROWS = {
     CONTROL: f"control: the same steps without extension, text truncated to {CONTEXT} tokens",
 }
 COLUMNS = (
-    Column(f"perplexity at {TARGET}", f"tail@{TARGET}", shown),
-    Column("gain over truncation, nats", f"gain@{TARGET}", nats),
-    Column("short tax, nats", "short_tax", nats),
-    Column(f"needles at {CONTEXT}", f"keys@{CONTEXT}", share),
-    Column(f"needles at {TARGET}", f"keys@{TARGET}", share),
+    Column(f"perplexity at {TARGET}", f"tail@{TARGET}", value_cell),
+    Column("gain over truncation, nats", f"gain@{TARGET}", nats_cell),
+    Column("short tax, nats", "short_tax", nats_cell),
+    Column(f"needles at {CONTEXT}", f"keys@{CONTEXT}", share_cell),
+    Column(f"needles at {TARGET}", f"keys@{TARGET}", share_cell),
 )
 SHORT_COLUMNS = (
-    Column(f"perplexity at {TARGET:,} tokens", f"tail@{TARGET}", point_of_two),
-    Column("needles found", f"keys@{TARGET}", point_of_two),
+    Column(f"perplexity at {TARGET:,} tokens", f"tail@{TARGET}", short_point_cell),
+    Column("needles found", f"keys@{TARGET}", short_point_cell),
 )
 TITLE = "The bundled model at 4× its context"
 NOTE = (
@@ -198,7 +205,7 @@ def judge(folder: Path) -> Sequence[Outcome]:
     done = rundir.read_run(folder / EVALUATION)
     gates = [parse_gate(text) for text in GATES]
     there = [gate for gate in gates if gate.run is None or gate.run in done.models]
-    return rundir.judge(done, there)
+    return rundir.judge_gates(done, there)
 
 
 def read_models(folder: Path) -> tuple[Measurement, Numbers]:
@@ -221,8 +228,8 @@ def _values(model: MeasuredModel) -> dict[str, Value]:
     """Return the numbers of a model, and `keys@C`."""
     assert model.numbers is not None  # it was read back
     values = dict(model.numbers.metrics)
-    for length, answers in grouped(model.items, "length").items():
-        values[f"keys@{length}"] = share_of(answers)
+    for length, answers in group_answers(model.items, "length").items():
+        values[f"keys@{length}"] = share_of_answers(answers)
     return values
 
 
@@ -239,12 +246,12 @@ def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> lis
     """Return sentences about the numbers: the verdict first, then the meaning of a failed gate."""
     truncated = models[BASE]
     perplexity = truncated[f"tail@{TARGET}"].value
-    found = percent(truncated[f"keys@{TARGET}"].value)
+    found = percent_text(truncated[f"keys@{TARGET}"].value)
     tuned = rows[TUNED]
     if FITTED in models:
         tuned = f"the {tuned}"  # "after the fitted RoPE frequencies and ..."
     lines = [_verdict(models[TUNED], truncated, tuned)]
-    if failed := failures(gates):
+    if failed := failed_gate_lines(gates):
         lines += failed
         lines.append(UNLIKE)
     lines.append(
@@ -265,7 +272,7 @@ SIDES = {1: "better than", 0: "not clearly different from", -1: "worse than"}  #
 def _verdict(tuned: Mapping[str, Value], truncated: Mapping[str, Value], name: str) -> str:
     side = SIDES[tuned[f"gain@{TARGET}"].sign]
     perplexities = [f"{each[f'tail@{TARGET}'].value:.2f}" for each in (tuned, truncated)]
-    shares = [percent(each[f"keys@{TARGET}"].value) for each in (tuned, truncated)]
+    shares = [percent_text(each[f"keys@{TARGET}"].value) for each in (tuned, truncated)]
     return (
         f"after {name} the model reads {TARGET:,} tokens {side} truncated text: perplexity "
         f"{' against '.join(perplexities)}; it finds {' against '.join(shares)} of the needles."
@@ -279,7 +286,7 @@ def _reading(values: Mapping[str, Value]) -> str:
     turn = "but" if (sign < 0) is (keys > 0.5) else "and"
     return (
         f"perplexity {values[f'tail@{TARGET}'].value:.2f}, {SIDES[sign]} truncated text for the "
-        f"next word, {turn} it finds {percent(keys)} of the needles"
+        f"next word, {turn} it finds {percent_text(keys)} of the needles"
     )
 
 
@@ -297,22 +304,22 @@ def short_table(models: Numbers, rows: Rows) -> Table:
     """Return a table with two numbers of each model, as the README shows them."""
     note = "needles found: the share of planted facts that the model repeats when asked"
     named = [(rows[label], values) for label, values in models.items()]
-    return table_of(TITLE, note, named, SHORT_COLUMNS)
+    return table_of_values(TITLE, note, named, SHORT_COLUMNS)
 
 
 def table(models: Numbers) -> Table:
     """Return the table of all models, with error bars."""
-    return table_of(TITLE, NOTE, models.items(), COLUMNS)
+    return table_of_values(TITLE, NOTE, models.items(), COLUMNS)
 
 
 def _write(demo: Demo) -> None:
     """Write report.html, report.md and the pictures, an overview first."""
-    details = evaluation.draw(demo.measured)
+    details = evaluation.draw_evaluation(demo.measured)
     del details["nll-by-position"]  # the overview has it
     losses = LinePlot("Loss by position (nats per token)", "", CONTEXT, TARGET)
     answered = LinePlot("Share of questions answered", "", CONTEXT, TARGET)
-    picture = plots.side_by_side(
-        [(losses, evaluation.losses(demo.measured)), (answered, _shares(demo.models))]
+    picture = plots.line_plots_side_by_side(
+        [(losses, evaluation.loss_curves(demo.measured)), (answered, _shares(demo.models))]
     )
     overview = {"overview": ("Loss and retrieval up to 4× the trained context", picture)}
     page = Page(
@@ -323,7 +330,7 @@ def _write(demo: Demo) -> None:
         tables=with_rows([table(demo.models), gate_table(demo.gates)]),
         details="\n".join(demo.commands),
     )
-    html.write(demo.output, page, evaluation.write_pictures(demo.output, overview | details))
+    html.write_page(demo.output, page, evaluation.write_pictures(demo.output, overview | details))
 
 
 def _shares(models: Numbers) -> list[Curve]:

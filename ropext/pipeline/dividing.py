@@ -25,7 +25,7 @@ from ropext.files.checkpoint import Snapshot
 from ropext.models.load import silenced
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
-from ropext.results.overlap import trained
+from ropext.results.overlap import training_documents
 from ropext.results.values import FEWEST_DOCUMENTS
 
 # A third of the documents that reach the target gives the verdict: eight, if there are as many
@@ -134,7 +134,9 @@ def _divided(
     queue = list(able[share:])
     chosen = list[Document]()
     while True:
-        known = trained(document.known_by[1:] for document in chosen + queue + list(short))
+        known = training_documents(
+            document.known_by[1:] for document in chosen + queue + list(short)
+        )
         kept = list[Document]()
         for document in judged:
             # The evaluation reads its beginning alone.

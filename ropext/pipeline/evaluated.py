@@ -7,7 +7,7 @@ from ropext.base.jsontext import Json
 from ropext.base.table import Table, with_rows
 from ropext.options.door import worded_for_python
 from ropext.results import rundir
-from ropext.results.gates import Gate, Outcome, as_gates
+from ropext.results.gates import Gate, Outcome, read_gates
 from ropext.results.measurement import Measurement
 from ropext.results.report import tables
 from ropext.results.report.gates import gate_table
@@ -38,11 +38,11 @@ class Evaluated(Result, Measurement):
     @worded_for_python
     def judge(self, gates: Sequence[str | Gate]) -> list[Outcome]:
         """Return the verdicts of other gates on these numbers."""
-        return rundir.judge(self, as_gates(gates))
+        return rundir.judge_gates(self, read_gates(gates))
 
     def raise_if_failed(self) -> None:
         """Raise GateFailed if a gate failed, or NotMeasured if a gate is not known."""
-        rundir.raise_if_failed(self.gates)
+        rundir.raise_if_gates_failed(self.gates)
 
     @property
     def title(self) -> str:

@@ -13,9 +13,9 @@ from ropext.options.recipe import REPORT
 from ropext.pipeline.step import StepRecord, step_record
 from ropext.pipeline.work import USED, RunContext
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
-from ropext.results.gates import Outcome, split_spec
+from ropext.results.gates import Outcome, split_run_spec
 from ropext.results.measurement import Measurement
-from ropext.results.rules import AutoVerdict, verdict
+from ropext.results.rules import AutoVerdict, auto_verdict
 
 SECTION = "run"  # of ropext.json
 # The fields of an evaluation, and of each model in it, that a record repeats.
@@ -62,7 +62,7 @@ def evidence_of(work: RunContext) -> Evidence:
     choice = work.recipe.source.choice
     reached = None
     if choice:
-        reached = verdict(choice, run, work.final, fit_is_kept=_is_fit_kept(work))
+        reached = auto_verdict(choice, run, work.final, fit_is_kept=_is_fit_kept(work))
     # How much of the gain is adaptation to the text.
     control_lines = list[str]()
     target = work.plan.target
@@ -72,7 +72,7 @@ def evidence_of(work: RunContext) -> Evidence:
         from ropext.training import tuned_report
 
         control_lines = tuned_report.verdict(numbers, target)
-    gates = tuple(rundir.judge(run, work.gates))
+    gates = tuple(rundir.judge_gates(run, work.gates))
     return Evidence(run, gates, reached, tuple(control_lines))
 
 
@@ -85,7 +85,7 @@ def against(work: RunContext) -> Flat:
     found = list[str]()
     for gate in work.gates:
         if gate.run is not None and gate.run not in work.labels:
-            path, _ = split_spec(gate.run)
+            path, _ = split_run_spec(gate.run)
             if path.is_dir():  # else the gate says that it is not there
                 rundir.read_run(path)
                 found.append(work.hashes.of(path / rundir.RESULTS))

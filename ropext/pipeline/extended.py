@@ -70,8 +70,8 @@ class Extended(Result):
 def _cell(item: Json) -> str:
     """Return a value of a config as a table cell; a number stays a number."""
     if isinstance(item, int | float) and not isinstance(item, bool):
-        return Number(text.value(item), item)
-    return text.value(item)
+        return Number(text.config_value_text(item), item)
+    return text.config_value_text(item)
 
 
 def opened_extension(output: Path, record: Record) -> Extended:

@@ -32,7 +32,7 @@ from ropext.options.recipe import (
     read_recipe,
     role_at,
 )
-from ropext.results.gates import Gate, parse_gate, split_spec
+from ropext.results.gates import Gate, parse_gate, split_run_spec
 
 
 def read(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] = ()) -> Recipe:
@@ -114,7 +114,7 @@ def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> N
             read[of_file if recipe.source.file else of_flag] = places_in(value)
     judged = recipe.source.entries.get((EVALUATE, "fail_if"))
     folder = judged.folder if judged else Path()
-    read["--fail-if"] = [folder / split_spec(g.run)[0] for g in gates_of(recipe) if g.run]
+    read["--fail-if"] = [folder / split_run_spec(g.run)[0] for g in gates_of(recipe) if g.run]
     written = {"--output": output, "where the run works": beside(output)}
     if keep_previous:
         written["where --keep-previous keeps what is replaced"] = previous(output)

@@ -15,7 +15,7 @@ from ropext.pipeline.evidence import SECTION
 from ropext.pipeline.extended import Extended, opened_extension
 from ropext.pipeline.ran import Ran, opened_run
 from ropext.results import rundir
-from ropext.results.report.compared import Compared, compared_in
+from ropext.results.report.compared import Compared, reopen_comparison
 
 if TYPE_CHECKING:
     from ropext.training.result import Finetuned, Fitted
@@ -52,7 +52,7 @@ def _opened_folder(folder: Path, manifest: JsonObject) -> Evaluated | Compared |
     """Open the folder of a run. Raise InputError if the run is unfinished."""
     command = manifest["command"]
     if command == "compare":
-        return compared_in(folder, manifest)
+        return reopen_comparison(folder, manifest)
     if command == "eval":
         return Evaluated.of(rundir.read_run(folder))
     if command == "run":

@@ -191,7 +191,7 @@ def _finished_card(evidence: Evidence, source: Path) -> str:
     numbers = with_rows([gate_table(evidence.gates)])
     measured = evidence.measured
     if measured is not None:
-        shown = [tables.headline(measured), tables.summary(measured)]
+        shown = [tables.headline_table(measured), tables.summary_table(measured)]
         shown += tables.retrieval_tables(measured)
         numbers += with_rows(shown)
         for label, model in measured.models.items():

@@ -189,20 +189,20 @@ def evaluate(
     """
     from ropext.evaluation.request import EvaluationRequest, named_or_held
     from ropext.pipeline.evaluated import Evaluated
-    from ropext.results.gates import as_gates
-    from ropext.results.rundir import judge
+    from ropext.results.gates import read_gates
+    from ropext.results.rundir import judge_gates
 
     call = Call(Hooks(say, show, stop), (), force, trust_remote_code)
     place = None if output is None else from_home(output)
     kept = None if losses is None else from_home(losses)
-    conditions = as_gates(gates)
+    conditions = read_gates(gates)
     measured = named_or_held(model)
     request = EvaluationRequest(
         measured, Evaluate(**options), revision, conditions, kept, tokenizer, labels or {}
     )
     with request.prepared(place, call) as job:
         done = job.make(place, call)
-        return Evaluated.of(done, tuple(judge(done, conditions)))
+        return Evaluated.of(done, tuple(judge_gates(done, conditions)))
 
 
 @public()

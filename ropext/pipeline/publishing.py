@@ -40,12 +40,12 @@ def push(
     """
     from ropext.files.checkpoint import push as pushing
     from ropext.pipeline import outcome
-    from ropext.results.gates import split_spec
-    from ropext.results.model_index import figures
-    from ropext.results.rundir import unlisted
+    from ropext.results.gates import split_run_spec
+    from ropext.results.model_index import card_figures
+    from ropext.results.rundir import no_digest_warnings
 
     directory = model_name(directory)
-    runs = [split_spec(str(run))[0] for run in results]
+    runs = [split_run_spec(str(run))[0] for run in results]
     guard.check(
         {"--results": runs},
         {"its model card": Path(directory) / README},
@@ -54,9 +54,9 @@ def push(
     there = replace(open_snapshot(directory), name=repository, hub_id=repository)
     served = read_again(there).serving if read_positions(there.config) is None else ()
     lines = [(line.loader, line.command) for line in served if line.command]
-    shown = figures(directory, [str(run) for run in results])
+    shown = card_figures(directory, [str(run) for run in results])
     for run in runs:
-        for remark in unlisted(run):
+        for remark in no_digest_warnings(run):
             say(f"warning: {remark}")
     head = pushing.Head(shown, lines, license, base_model)
     note = outcome.owner(Path(directory))

@@ -16,9 +16,9 @@ from ropext.pipeline.work import EVALUATION, RunContext
 from ropext.results import rundir
 from ropext.results.measurement import Measurement
 from ropext.results.report import tables
-from ropext.results.report.gates import failures, gate_table
+from ropext.results.report.gates import failed_gate_lines, gate_table
 from ropext.results.report.result import Result
-from ropext.results.report.text import how_to_serve
+from ropext.results.report.text import serving_commands
 
 OUTCOME = "outcome.json"  # the gates and verdicts
 DONE = "done"
@@ -84,7 +84,7 @@ class Ran(Result):
     def raise_if_failed(self) -> None:
         """Raise GateFailed if a gate failed."""
         try:
-            rundir.raise_if_failed(self.evidence.gates)
+            rundir.raise_if_gates_failed(self.evidence.gates)
         except GateFailed as error:
             there = ""
             if os.path.lexists(self.place):
@@ -98,7 +98,7 @@ class Ran(Result):
         """Return the results, the state of each stage, and the next commands as text."""
         measured = self.evidence.measured
         gates = self.evidence.gates
-        lines = failures(gates)
+        lines = failed_gate_lines(gates)
         if self.evidence.verdict:
             lines.append(self.evidence.verdict.sentence)
         if measured is not None:
@@ -110,7 +110,7 @@ class Ran(Result):
         if self.output is not None:
             parts[-1] += f"\nwrote {self.output}\nreport: {self.folder / 'report.html'}"
             parts[-1] += f"\nnext: ropext verify {self.output}"
-            parts.append(how_to_serve(self.output))
+            parts.append(serving_commands(self.output))
         return "\n\n".join(part for part in parts if part)
 
 

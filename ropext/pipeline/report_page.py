@@ -9,7 +9,7 @@ from ropext.pipeline.evidence import Evidence, section_of
 from ropext.pipeline.work import RunContext
 from ropext.results import TUNED
 from ropext.results.report import html, tables
-from ropext.results.report.gates import failures, gate_table
+from ropext.results.report.gates import failed_gate_lines, gate_table
 
 PLOTS = {
     "nll-by-position": "Loss by position",
@@ -20,7 +20,7 @@ PLOTS = {
 def write_report(work: RunContext, evidence: Evidence) -> None:
     """Write report.md and report.html with the pictures of the stages."""
     plan = work.plan
-    verdicts = failures(evidence.gates)
+    verdicts = failed_gate_lines(evidence.gates)
     if evidence.verdict:
         verdicts.append(evidence.verdict.sentence)
     shown = with_rows([gate_table(evidence.gates)])
@@ -40,7 +40,7 @@ def write_report(work: RunContext, evidence: Evidence) -> None:
     record = section_of(work, evidence).to_json() | {"versions": provenance.versions()}
     details = json.dumps(record, indent=1, ensure_ascii=False)
     page = html.Page(title, subtitle, verdicts, warnings, shown, details)
-    html.write(work.folder, page, _pictures(work, evidence))
+    html.write_page(work.folder, page, _pictures(work, evidence))
 
 
 def _pictures(work: RunContext, evidence: Evidence) -> dict[str, tuple[str, bytes]]:

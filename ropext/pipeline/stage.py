@@ -19,7 +19,7 @@ from ropext.options.fields import CONTENT, FILES, NUMBERS, Options, Role, places
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.step import Step, has_finished_step
 from ropext.pipeline.work import USED, RunContext
-from ropext.results.overlap import both, from_json, trained_in
+from ropext.results.overlap import joined_training, read_training_documents, recorded_training
 
 
 def section_key(name: str, options: Options | None, hashes: Hashes, *words: str) -> Flat:
@@ -125,7 +125,7 @@ class CheckpointStage(Stage):
     def do(self) -> None:
         self.write()
         if self.used and (record := read_record(self.place)) is not None:
-            known = both(trained_in(record), from_json(self.used))
+            known = joined_training(recorded_training(record), read_training_documents(self.used))
             more = dict(record.more) | {TRAINED_ON: known and known.to_json()}
             rewrite(replace(record, more=more), self.place)
 

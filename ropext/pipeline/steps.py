@@ -16,7 +16,7 @@ from ropext.pipeline.stage import CheckpointStage, Stage
 from ropext.pipeline.training_stages import FinetuneStage, FitStage
 from ropext.pipeline.work import RunContext
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
-from ropext.results.report.text import size
+from ropext.results.report.text import bytes_text
 from ropext.scaling import is_function
 
 
@@ -87,7 +87,7 @@ class ExtendStage(CheckpointStage):
         writing = self.work.recipe.extend
         how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[writing.link]
         proof = "not verified" if writing.no_verify else "verified with transformers"
-        return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
+        return {"what": f"{bytes_text(total)} of weights {how}, {proof}", "bytes": total}
 
 
 class EvaluateStage(Stage):

@@ -20,8 +20,8 @@ from ropext.models.load import load_model, loading_of, memory_errors, out_of_mem
 from ropext.pipeline.prospect import Prospect
 from ropext.results import EXTENDED
 from ropext.results.measurement import Store
-from ropext.results.overlap import Trained, trained
-from ropext.results.rules import Standing, in_memory, standing, tail_above
+from ropext.results.overlap import TrainingDocuments, training_documents
+from ropext.results.rules import Standing, in_memory_sentence, loss_standing, tail_above
 from ropext.results.values import FEWEST_DOCUMENTS
 
 
@@ -30,7 +30,7 @@ class CandidateResults:
     """The measurement of all candidates."""
 
     order: Standing
-    chose: Trained  # the documents
+    chose: TrainingDocuments  # the documents
     in_memory: tuple[str, ...]  # a sentence for each form that no checkpoint holds
     not_finite: Mapping[str, str]  # form -> why its logits count for nothing
     tokens: int  # read forward
@@ -89,14 +89,14 @@ class FormReader:
         finite = self._read(reader, self.forms, reads)
         if not finite:
             raise InputError(f"every method gives logits that are not finite: {self.not_finite}")
-        order = standing(reads.measured(finite, self.stores))
+        order = loss_standing(reads.measured(finite, self.stores))
         (lowest,) = (variant for variant in finite if variant.label == order.lowest)
         sentences = list[str]()
         for variant in self._read(reader, readable(reader.computing, prospect.beside), reads):
             both = reads.measured([lowest, variant], self.stores)
             above = tail_above(both, variant.label, lowest.label)
-            sentences.append(in_memory(variant.label, above, lowest.label))
-        chose = trained(document.known_by[1:] for document in documents)
+            sentences.append(in_memory_sentence(variant.label, above, lowest.label))
+        chose = training_documents(document.known_by[1:] for document in documents)
         return CandidateResults(order, chose, tuple(sentences), self.not_finite, self.tokens)
 
     def _read(self, reader: Reader, variants: Iterable[Variant], reads: Workload) -> list[Variant]:

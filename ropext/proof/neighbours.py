@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropext.base.jsontext import JsonObject
-from ropext.results.values import student
+from ropext.results.values import student_t
 
 HALF = 0.5  # half of the way: beyond it the neighbour is nearer than the plan
 LEAST = 1e-3  # nats: two readings that differ by less are one reading
@@ -99,4 +99,4 @@ def judge(
     mean = math.fsum(without) / prompts
     spread = math.fsum((each - mean) ** 2 for each in without)
     error = math.sqrt((prompts - 1) / prompts * spread)
-    return JudgedNeighbour(neighbour, apart, top / bottom, student(RISK / 2, prompts - 1) * error)
+    return JudgedNeighbour(neighbour, apart, top / bottom, student_t(RISK / 2, prompts - 1) * error)

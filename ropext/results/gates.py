@@ -29,7 +29,7 @@ from ropext.results.metrics import (
     HAYSTACKS,
     QUESTIONS,
     WHOLE_METRICS,
-    judged,
+    gate_rules_of,
     metrics_of,
 )
 from ropext.results.scoring import ALL_TOKENS, Scoring
@@ -114,7 +114,7 @@ class Outcome:
         return printed
 
 
-def as_gates(given: object) -> list[Gate]:
+def read_gates(given: object) -> list[Gate]:
     """Read gates, each a text or read already."""
     if not isinstance(given, list | tuple):
         raise UsageError(f"gates are a list of texts, was {repr(given)[:60]}; write {GRAMMAR}")
@@ -149,7 +149,7 @@ def parse_gate(text: str) -> Gate:
     )
 
 
-def split_spec(spec: str) -> tuple[Path, str | None]:
+def split_run_spec(spec: str) -> tuple[Path, str | None]:
     """Split `RUN` or `RUN:VARIANT`; a directory whose name holds a colon comes first."""
     if Path(spec).is_dir():
         return Path(spec), None
@@ -166,7 +166,7 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
         there = ", ".join(map(metric_text, values)) or "none"
         return gate.unanswered(variant, f"{name} was not measured; there are {there}")
     value = values[gate.metric]
-    unit = judged(gate.metric).unit
+    unit = gate_rules_of(gate.metric).unit
     looked_at = value.value
     what = "the point"
     if not gate.point:
@@ -200,7 +200,7 @@ def _deciding(gate: Gate, value: "Value") -> str:
     """Say how many documents or questions would let an interval pass whose value passes."""
     side = int(gate.op in (">", ">="))
     is_share = value.apart is not None or gate.run is None
-    if is_share and judged(gate.metric).unit == QUESTIONS:
+    if is_share and gate_rules_of(gate.metric).unit == QUESTIONS:
 
         def passes(asked: "Value") -> bool:
             assert asked.ci95 is not None
@@ -238,7 +238,7 @@ class Metrics:
         there = ", ".join(self.labels)
         if gate.variant is not None and gate.variant not in self.labels:
             return f"no variant {gate.variant!r}; there are {there}"
-        if gate.run is None or gate.run in self.labels or split_spec(gate.run)[0].is_dir():
+        if gate.run is None or gate.run in self.labels or split_run_spec(gate.run)[0].is_dir():
             return None
         return f"{gate.run} is neither the directory of an evaluation nor a variant ({there})"
 
@@ -264,7 +264,7 @@ class Metrics:
         count = self.options.max_docs
         if gate.point:
             return None
-        if not judged(gate.metric).has_interval:
+        if not gate_rules_of(gate.metric).has_interval:
             return "a step of the grid of lengths has no interval: ask for its .value"
         if count >= FEWEST_DOCUMENTS or gate.task == RULER or gate.task in self.options.tasks:
             return None

@@ -26,7 +26,7 @@ from ropext.results.metrics import (
     DOCUMENTS,
     ReadText,
     TextPair,
-    judged,
+    gate_rules_of,
     text_differences,
     text_values,
 )
@@ -36,9 +36,9 @@ from ropext.results.perplexity import Documents, EvaluationSettings, Reading, st
 from ropext.results.retrieval import (
     FOUND,
     ItemScore,
-    difference_of,
+    difference_of_answers,
     haystack_numbers,
-    mean_of,
+    mean_over_haystacks,
     retrieval_values,
     ruler_means,
     sign_test,
@@ -64,7 +64,7 @@ class MeasuredModel:
 
     def mark_at(self, name: str) -> str:
         """Return the mark next to a number of a task, or of a perplexity."""
-        return self.mark(questions=judged(name).unit != DOCUMENTS)
+        return self.mark(questions=gate_rules_of(name).unit != DOCUMENTS)
 
     def mark(self, *, questions: bool = False) -> str:
         """Return the mark of numbers over documents; with `questions`, of questions about these
@@ -205,7 +205,7 @@ def check_labels(labels: Mapping[str, str], names: Iterable[str]) -> None:
             raise UsageError(f"labels: there is no model {name!r}; there are {', '.join(known)}")
 
 
-def joined(parts: Sequence[Measurement]) -> Measurement:
+def join_measurements(parts: Sequence[Measurement]) -> Measurement:
     """Return all models on the documents that the parts have in common, in one order.
 
     Measurements of other tokens are refused: their numbers do not compare.
@@ -214,7 +214,7 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
     common = _common_lengths(parts)
     if len({frame.scoring.tokens_key(frame) for frame in frames}) > 1:
         raise InputError("the runs mask different tokens; give both the same --lengths")
-    places = [_places(part, max(common)) for part in parts]
+    places = [_document_places(part, max(common)) for part in parts]
     # Hash order is the same whichever run comes first, so the seeded draws are too.
     shared = sorted(set(places[0]).intersection(*places[1:]))
     if not shared:
@@ -260,7 +260,7 @@ def _common_lengths(parts: Sequence[Measurement]) -> set[int]:
     return common
 
 
-def _places(part: Measurement, length: int) -> dict[str, int]:
+def _document_places(part: Measurement, length: int) -> dict[str, int]:
     """Return the position of each document, by its hash."""
     if part.documents is None:
         raise InputError(f"{', '.join(part.models)} holds no perplexity to compare")
@@ -272,7 +272,7 @@ def _differences(left: Measurement, right: Measurement) -> dict[str, Value]:
     values = dict[str, Value]()
     if left.readings and right.readings:
         (label,) = right.models
-        both = joined([left, right.only(label, f"{label} (reference)")])
+        both = join_measurements([left, right.only(label, f"{label} (reference)")])
         first, second = both.readings.values()
         values = text_differences(TextPair(both.frame, first, second))
     (first_model,) = left.models.values()
@@ -286,11 +286,11 @@ def item_differences(
 ) -> dict[str, Value]:
     """Return `TASK@C` and `TASK_nll@C` as differences over the questions that both models answered;
     for servers also `found@C`, over all tasks."""
-    pairs = paired(left, right)
+    pairs = pair_answers(left, right)
     values = dict[str, Value]()
-    for (task, length), group in sorted(_by_place(pairs, "task", "length").items()):
+    for (task, length), group in sorted(_group_pairs(pairs, "task", "length").items()):
         first = [a for a, _ in group]
-        values[f"{task}@{length}"] = difference_of(_gaps(group), first, bootstrap)
+        values[f"{task}@{length}"] = difference_of_answers(_point_gaps(group), first, bootstrap)
         losses = list[float]()
         scored = list[ItemScore]()  # a server tells no loss of an answer
         for a, b in group:
@@ -298,18 +298,18 @@ def item_differences(
                 losses.append(a.answer_nll - b.answer_nll)
                 scored.append(a)
         if losses:
-            values[f"{task}_nll@{length}"] = mean_of(losses, scored, bootstrap)
+            values[f"{task}_nll@{length}"] = mean_over_haystacks(losses, scored, bootstrap)
     asked = [pair for pair in pairs if pair[0].outcome is not None]
-    for length, group in sorted(_by_place(asked, "length").items()):
+    for length, group in sorted(_group_pairs(asked, "length").items()):
         first = [a for a, _ in group]
-        values[f"{FOUND}@{length}"] = difference_of(_gaps(group), first, bootstrap)
+        values[f"{FOUND}@{length}"] = difference_of_answers(_point_gaps(group), first, bootstrap)
     return values | ruler_means(values)
 
 
 Pair = tuple[ItemScore, ItemScore]
 
 
-def paired(left: Sequence[ItemScore], right: Sequence[ItemScore]) -> list[Pair]:
+def pair_answers(left: Sequence[ItemScore], right: Sequence[ItemScore]) -> list[Pair]:
     """Pair the answers of two models to the same questions. A server's question is known by its
     words, any other by its tokens."""
     in_words = _of_server(left) or _of_server(right)
@@ -343,9 +343,9 @@ def discordances(
     """Count them by task and length; questions over one text count as one, because they are not
     independent."""
     out = dict[tuple[str, int], Discordance]()
-    for place, group in sorted(_by_place(paired(left, right), "task", "length").items()):
+    for place, group in sorted(_group_pairs(pair_answers(left, right), "task", "length").items()):
         numbers = haystack_numbers([item for item, _ in group])
-        sums = np.bincount(numbers, _gaps(group))
+        sums = np.bincount(numbers, _point_gaps(group))
         more = int((sums > 0).sum())
         fewer = int((sums < 0).sum())
         alike = len(sums) - more - fewer
@@ -353,12 +353,12 @@ def discordances(
     return out
 
 
-def check_alike(
+def check_same_questions(
     left: Sequence[ItemScore], right: Sequence[ItemScore], names: Sequence[str]
 ) -> None:
     """Refuse to compare a server with a model whose questions had other texts."""
     has_server = _of_server(left) or _of_server(right)
-    if not has_server or not left or not right or paired(left, right):
+    if not has_server or not left or not right or pair_answers(left, right):
         return
     first = {item.text_hash for item in left if item.text_hash}
     second = {item.text_hash for item in right if item.text_hash}
@@ -379,11 +379,11 @@ def _of_server(items: Sequence[ItemScore]) -> bool:
     return any(item.outcome is not None for item in items)
 
 
-def _gaps(pairs: Sequence[Pair]) -> list[float]:
+def _point_gaps(pairs: Sequence[Pair]) -> list[float]:
     return [a.points - b.points for a, b in pairs]
 
 
-def _by_place(pairs: Sequence[Pair], *names: str) -> dict[Any, list[Pair]]:
+def _group_pairs(pairs: Sequence[Pair], *names: str) -> dict[Any, list[Pair]]:
     """Pairs grouped by some of the fields that both have."""
     place = attrgetter(*names)
     groups = dict[Any, list[Pair]]()
@@ -402,12 +402,12 @@ DIVERGENCE = "kl"
 AGREEMENT = "agreement"
 
 
-def compared_regime(kind: str, key: str, regime: str) -> str:
+def comparison_folder(kind: str, key: str, regime: str) -> str:
     """Name the folder of comparisons with a base in a regime; `key` identifies the base."""
     return f"{kind}-{key}-{regime}"
 
 
-def array_name(regime: str, document_hash: str) -> str:
+def loss_file_name(regime: str, document_hash: str) -> str:
     """Name the file with a document's losses in a regime."""
     return f"{regime}/{document_hash[:32]}.npy"
 
@@ -465,7 +465,7 @@ class Store:
     def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
         """Return the arrays of documents by the pass length of each regime."""
         passes = {
-            length: [self.get(array_name(regime, each)) for each in hashes]
+            length: [self.get(loss_file_name(regime, each)) for each in hashes]
             for regime, length in regimes.items()
         }
         return Reading(label, passes)
@@ -477,7 +477,7 @@ class Store:
         found = list[Reading]()
         for kind in (DIVERGENCE, AGREEMENT):
             folders = {
-                compared_regime(kind, key, regime): length for regime, length in regimes.items()
+                comparison_folder(kind, key, regime): length for regime, length in regimes.items()
             }
             found.append(self.reading(label, folders, hashes))
         divergence, agreement = found

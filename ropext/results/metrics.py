@@ -53,7 +53,7 @@ QUESTIONS = "questions"
 
 
 @dataclass(frozen=True)
-class Judged:
+class GateRules:
     """The rules by which gates judge a number. `meaning` explains the number for a model; it may
     hold {metric}, {task}, {model}, {value}, {size} (the value without its sign), {percent}, {side}
     (better or worse) and {length}."""
@@ -79,7 +79,7 @@ class Metric:
     needs_base: bool = False
     needs: str = ""  # the option of an evaluation without which it is not there
     causal: bool = False  # not a number of masked language models, whose tail alone is scored
-    judged: Judged = Judged()
+    judged: GateRules = GateRules()
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class WholeMetric:
     name: str
     take: "Callable[[ReadText], Value | None]"
     differ: "Callable[[TextPair], Value] | None" = None
-    judged: Judged = Judged()
+    judged: GateRules = GateRules()
 
 
 def _tail(text: ReadText, length: int) -> "Value":
@@ -174,32 +174,32 @@ def _effective_context(text: ReadText) -> "Value | None":
     return text.frame.effective_context(text.reading, text.base)
 
 
-GAIN = Judged(
+GAIN = GateRules(
     "{model} predicts the last tokens before {length} {size:.4g} nats per token {side} than the "
     "base does from truncated text",
     is_gain=True,
 )
-SHORT_TAX = Judged(
+SHORT_TAX = GateRules(
     "{model} predicts text inside the trained context {size:.4g} nats per token {side} than the "
     "base",
     "take a smaller --factor, train it (`ropext finetune`), or serve short prompts with the base",
 )
 KV = "kv"  # the option by which caches are rounded
 LARGER_TYPE = "store K in more bits (q8_0): the loss comes from rounding K"
-KL = Judged(
+KL = GateRules(
     "the next token of {model} is {value:.4g} nats from the base's over the last tokens before "
     "{length}"
 )
-AGREEMENT = Judged(
+AGREEMENT = GateRules(
     "the likeliest next token of {model} is the base's at {percent} of the last tokens before "
     "{length}"
 )
-ROUNDING = Judged(
+ROUNDING = GateRules(
     "{model} predicts the last tokens before {length} {size:.4g} nats per token {side} than "
     "without rounding its KV cache",
     LARGER_TYPE,
 )
-KEPT = Judged("{model} keeps its quality up to {value:,.0f} tokens", SHORTER)
+KEPT = GateRules("{model} keeps its quality up to {value:,.0f} tokens", SHORTER)
 # In the order in which results.json holds them.
 TEXT_METRICS = (
     Metric("tail", _tail, _tail_difference),
@@ -221,21 +221,21 @@ WHOLE_METRICS = (
 
 # The numbers of a task's answers: `TASK@LENGTH`, `TASK_nll@LENGTH`, and a length on the grid of
 # the measured ones: `effective_context.TASK`, `ruler_context`.
-FOUND = Judged(
+FOUND = GateRules(
     "{model} finds {percent} of what {task} asks for at {length}", WITH_QUESTIONS, unit=QUESTIONS
 )
-ANSWER_NLL = Judged(remedy=WITH_QUESTIONS, unit=HAYSTACKS)
-REACHED = Judged(KEPT.meaning, SHORTER, has_interval=False)
+ANSWER_NLL = GateRules(remedy=WITH_QUESTIONS, unit=HAYSTACKS)
+REACHED = GateRules(KEPT.meaning, SHORTER, has_interval=False)
 
 
-def judged(metric: str) -> Judged:
+def gate_rules_of(metric: str) -> GateRules:
     """Return how gates judge a number, by its name in results, such as tail@32768."""
     name = metric.partition("@")[0]
     for row in (*TEXT_METRICS, *WHOLE_METRICS):
         if row.name == name:
             return row.judged
     if name == STRIDED:
-        return Judged()
+        return GateRules()
     if name == "ruler_context" or name.startswith("effective_context."):
         return REACHED
     if name.endswith("_nll"):

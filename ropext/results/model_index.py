@@ -19,9 +19,9 @@ from ropext.files.checkpoint.provenance import Record, identity, read_record
 from ropext.options.fields import DOCUMENTS, TABLES
 from ropext.options.tasks import TASKS, THIRTEEN
 from ropext.results import BASE, UNTOUCHED
-from ropext.results.gates import split_spec
+from ropext.results.gates import split_run_spec
 from ropext.results.measurement import Measurement
-from ropext.results.overlap import Overlap, marked, overlap_in
+from ropext.results.overlap import Overlap, marked_name, read_overlap
 from ropext.results.retrieval import RULERS
 from ropext.results.rundir import read_run
 from ropext.results.values import Value, Values
@@ -32,7 +32,7 @@ NOT_TRAINED = Overlap(0, 0, 0, (), complete=True)
 UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # for a record without this information
 
 
-def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
+def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
     """Return the figures of a checkpoint: from the runs, or else from its record."""
     measured = [figure for spec in runs for figure in _of_run(spec, Path(directory))]
     record = read_record(Path(directory)) if not measured else None
@@ -54,25 +54,25 @@ def _of_record(record: Record) -> Iterator[Figure]:
     run = record.more.get("run")
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
         last = list(measured["variants"].values())[-1]
-        known = overlap_in(last.get("overlap"), "run") or NOT_TRAINED
+        known = read_overlap(last.get("overlap"), "run") or NOT_TRAINED
         values = read_values(Values, last["metrics"], "run")
         yield from _of_metrics(values, known.of_documents, None, measured["tail_tokens"])
         return
     tuned = record.more.get("finetune")
     numbers = tuned.get("numbers") if isinstance(tuned, Mapping) else None
     if tuned and isinstance(numbers, Mapping) and isinstance(numbers.get("tuned"), Mapping):
-        known = overlap_in(tuned.get("overlap"), "finetune") or UNKNOWN
+        known = read_overlap(tuned.get("overlap"), "finetune") or UNKNOWN
         values = read_values(Values, numbers["tuned"], "finetune")
         yield from _of_metrics(values, known.of_documents, None, None)
 
 
 def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
-    path, wanted = split_spec(spec)
+    path, wanted = split_run_spec(spec)
     run = read_run(path)
     label = _label(run, directory, wanted)
     data = run.manifest["names"].get("data")
     shown, dataset_id = _dataset(data if isinstance(data, str) else None)
-    shown = marked(shown, run.models[label].mark())
+    shown = marked_name(shown, run.models[label].mark())
     yield from _of_metrics(run.values(label), shown, dataset_id, run.frame.tail)
 
 

@@ -29,7 +29,7 @@ HASHES = "trained_on.json"  # next to an adapter, which has no record
 SHOWN = 3  # names in a sentence
 
 
-def unique(parts: Sequence[npt.ArrayLike]) -> Hashes:
+def unique_hashes(parts: Sequence[npt.ArrayLike]) -> Hashes:
     """Return all hashes once, in order."""
     if not parts:
         return np.empty(0, np.uint64)
@@ -37,7 +37,7 @@ def unique(parts: Sequence[npt.ArrayLike]) -> Hashes:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingDocuments:
     """The documents that trained a checkpoint, chose its method or its step, or gave its verdict.
     Only this class holds them."""
 
@@ -45,8 +45,8 @@ class Trained:
     passages: Hashes
     count: int  # documents, those included whose hashes are not kept
     not_recorded: tuple[str, ...] = ()  # trainings of which nothing is known
-    chose: "Trained | None" = None
-    judged: "Trained | None" = None  # kept out of every training
+    chose: "TrainingDocuments | None" = None
+    judged: "TrainingDocuments | None" = None  # kept out of every training
 
     @property
     def is_complete(self) -> bool:
@@ -61,19 +61,19 @@ class Trained:
         common = int(np.isin(passages, self.passages).sum())
         return common >= max(LEAST_PASSAGES, LEAST_SHARE * len(passages))
 
-    def with_more(self, other: "Trained") -> "Trained":
+    def with_more(self, other: "TrainingDocuments") -> "TrainingDocuments":
         """Join the documents of two trainings."""
-        documents = unique([self.documents, other.documents])
-        passages = unique([self.passages, other.passages])[:MOST_PASSAGES]
+        documents = unique_hashes([self.documents, other.documents])
+        passages = unique_hashes([self.passages, other.passages])[:MOST_PASSAGES]
         common = len(self.documents) + len(other.documents) - len(documents)
         not_recorded = dict.fromkeys(self.not_recorded + other.not_recorded)
-        return Trained(
+        return TrainingDocuments(
             documents=documents[:MOST_DOCUMENTS],
             passages=passages,
             count=self.count + other.count - common,
             not_recorded=tuple(not_recorded),
-            chose=both(self.chose, other.chose),
-            judged=both(self.judged, other.judged),
+            chose=joined_training(self.chose, other.chose),
+            judged=joined_training(self.judged, other.judged),
         )
 
     def to_json(self) -> dict[str, Json]:
@@ -91,38 +91,38 @@ class Trained:
         return written
 
 
-NO_DOCUMENTS = Trained(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
+NO_DOCUMENTS = TrainingDocuments(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
 
 
-def unknown(training: str) -> Trained:
+def unrecorded_training(training: str) -> TrainingDocuments:
     """Return a training without recorded documents."""
     return replace(NO_DOCUMENTS, not_recorded=(training,))
 
 
-def trained(documents: Iterable[tuple[Sequence[int], Hashes]]) -> Trained:
+def training_documents(documents: Iterable[tuple[Sequence[int], Hashes]]) -> TrainingDocuments:
     """Describe a training on these documents, each by its content and its passages."""
     known = list(documents)
-    contents = unique([content for content, _ in known])
-    passages = unique([passage for _, passage in known])
-    return Trained(contents[:MOST_DOCUMENTS], passages[:MOST_PASSAGES], len(contents))
+    contents = unique_hashes([content for content, _ in known])
+    passages = unique_hashes([passage for _, passage in known])
+    return TrainingDocuments(contents[:MOST_DOCUMENTS], passages[:MOST_PASSAGES], len(contents))
 
 
-def trained_in(record: Record | None) -> Trained | None:
+def recorded_training(record: Record | None) -> TrainingDocuments | None:
     """Read the training in a record; None if nothing was trained."""
     data = None if record is None else with_training(record).get(TRAINED_ON)
-    return None if data is None else from_json(data)
+    return None if data is None else read_training_documents(data)
 
 
-def kept_out_of(record: Record | None) -> Trained | None:
+def kept_out_of(record: Record | None) -> TrainingDocuments | None:
     """Return the documents that gave a verdict, which no later training reads."""
-    known = trained_in(record)
+    known = recorded_training(record)
     return known and known.judged
 
 
-def from_json(raw: Json) -> Trained:
+def read_training_documents(raw: Json) -> TrainingDocuments:
     """Read what `to_json` wrote; it may come from anyone."""
     try:
-        return Trained(
+        return TrainingDocuments(
             documents=_from_text(raw.get("document_hashes", "")),
             passages=_from_text(raw.get("passage_hashes", "")),
             count=int(raw.get("documents", 0)),
@@ -137,11 +137,11 @@ def from_json(raw: Json) -> Trained:
         ) from None
 
 
-def _role_from_json(raw: Json) -> Trained | None:
+def _role_from_json(raw: Json) -> TrainingDocuments | None:
     """Read documents that chose or judged; no other documents chose or judged these."""
     if not raw:
         return None
-    return from_json(raw | {"chose": None, "judged": None})
+    return read_training_documents(raw | {"chose": None, "judged": None})
 
 
 def _to_text(hashes: Hashes) -> str:
@@ -149,7 +149,7 @@ def _to_text(hashes: Hashes) -> str:
 
 
 def _from_text(text: str) -> Hashes:
-    return unique([np.frombuffer(base64.b64decode(text, validate=True), "<u8")])
+    return unique_hashes([np.frombuffer(base64.b64decode(text, validate=True), "<u8")])
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ class Overlap:
         return fields_of(self) | {"mark": self.mark}
 
 
-def overlap(
-    known: Trained | None, documents: Sequence[tuple[str, Sequence[int], Hashes]]
+def overlap_of_documents(
+    known: TrainingDocuments | None, documents: Sequence[tuple[str, Sequence[int], Hashes]]
 ) -> Overlap | None:
     """Find those documents (name, content, passages) that were trained on; None if nothing was
     trained, or nothing is read."""
@@ -238,18 +238,20 @@ def overlap(
     return Overlap(len(documents), len(names), chosen, tuple(names[:SHOWN]), known.is_complete)
 
 
-def both(first: Trained | None, second: Trained | None) -> Trained | None:
+def joined_training(
+    first: TrainingDocuments | None, second: TrainingDocuments | None
+) -> TrainingDocuments | None:
     """Join two trainings, one after the other."""
     if first is None or second is None:
         return first or second
     return first.with_more(second)
 
 
-def overlap_in(data: JsonObject | None, place: object) -> Overlap | None:
+def read_overlap(data: JsonObject | None, place: object) -> Overlap | None:
     """Read the overlap in a record or a result; None if it holds none."""
     return read_values(Overlap, data, place) if data else None
 
 
-def marked(text: str, mark: str) -> str:
+def marked_name(text: str, mark: str) -> str:
     """Write a row's name with its mark."""
     return Marked(text, mark) if mark else text

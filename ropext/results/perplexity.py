@@ -240,7 +240,7 @@ class OctaveLoss:
     gain: Value | None = None
 
 
-def by_position(
+def loss_by_position(
     frame: EvaluationSettings, reading: Reading, base: Reading | None
 ) -> list[OctaveLoss]:
     """Return the NLL in each octave of positions."""
@@ -267,7 +267,9 @@ def strided_values(
     return values
 
 
-def verdicts(frame: EvaluationSettings, values: Mapping[str, Value], label: str) -> list[str]:
+def truncation_verdicts(
+    frame: EvaluationSettings, values: Mapping[str, Value], label: str
+) -> list[str]:
     """Return the numbers' meaning in sentences; the first one says if truncation beats the
     extension. Below eight documents there is none."""
     losing = dict[int, Value]()

@@ -23,8 +23,8 @@ from ropext.results.values import (
     Bootstrap,
     Value,
     difference_of_shares,
-    wilson,
-    worth_of,
+    effective_count,
+    wilson_share,
 )
 
 # NoLiMa's rule: effective while the score is at least this share of the short-context score.
@@ -76,7 +76,7 @@ class ItemScore:
         return float(self.exact) if self.score is None else self.score
 
 
-def grouped(items: Iterable[ItemScore], *names: str) -> dict[Any, list[ItemScore]]:
+def group_answers(items: Iterable[ItemScore], *names: str) -> dict[Any, list[ItemScore]]:
     """Group answers by some of their fields."""
     key = attrgetter(*names)
     groups = dict[Any, list[ItemScore]]()
@@ -91,13 +91,13 @@ def retrieval_values(
     """Return `TASK@C` (share right), `TASK_nll@C` (nats per answer token),
     `effective_context.TASK`, and `ruler@C`, the mean of RULER's tasks that ran at every length."""
     values = dict[str, Value]()
-    for task, answers in grouped(items, "task").items():
-        at = grouped(answers, "length")
+    for task, answers in group_answers(items, "task").items():
+        at = group_answers(answers, "length")
         for length in sorted(at):
-            values[f"{task}@{length}"] = share_of(at[length])
+            values[f"{task}@{length}"] = share_of_answers(at[length])
             losses = [item.answer_nll for item in at[length] if item.answer_nll is not None]
             if losses:
-                values[f"{task}_nll@{length}"] = mean_of(losses, at[length], bootstrap)
+                values[f"{task}_nll@{length}"] = mean_over_haystacks(losses, at[length], bootstrap)
         values[f"effective_context.{task}"] = effective_retrieval(at, context)
     compared, _ = ruler_tasks(values)
     if means := ruler_means(values):
@@ -166,7 +166,7 @@ def mean_of_tasks(values: Sequence[Value]) -> Value:
     return Value(number, (low + high) / (2 * Z95), (number - low, number + high), total)
 
 
-def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> dict[str, str]:
+def unmeasurable_tasks(items: Mapping[str, Sequence[ItemScore]], context: int) -> dict[str, str]:
     """Return the tasks in words that no model of a run can do inside the trained context, with the
     reason.
 
@@ -175,7 +175,7 @@ def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> di
     into the context.
     """
     reasons = dict[str, str]()
-    answers = [grouped(each, "task") for each in items.values()]
+    answers = [group_answers(each, "task") for each in items.values()]
     for task in TASKS:
         if not task.in_words:
             continue
@@ -213,31 +213,35 @@ def haystack_numbers(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
     return np.array(haystacks, np.intp)
 
 
-def share_of(items: Sequence[ItemScore]) -> Value:
+def share_of_answers(items: Sequence[ItemScore]) -> Value:
     """Return the share answered, with a Wilson interval for the effective number of questions. If
     an answer can be right in part, the interval is too wide, never too narrow."""
     if not items:
-        return wilson(0, 0)
+        return wilson_share(0, 0)
     return _share_of_points([item.points for item in items], haystack_numbers(items))
 
 
 def _share_of_points(points: Sequence[float], haystacks: npt.NDArray[np.intp]) -> Value:
-    worth = worth_of(np.bincount(haystacks, points), np.bincount(haystacks))
-    return wilson(sum(points), len(points), worth)
+    worth = effective_count(np.bincount(haystacks, points), np.bincount(haystacks))
+    return wilson_share(sum(points), len(points), worth)
 
 
-def difference_of(gaps: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
+def difference_of_answers(
+    gaps: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap
+) -> Value:
     """Return the difference of two shares from the difference of the points of each question;
     without an interval below eight haystacks, see `mean_of`."""
     haystacks = haystack_numbers(items)
     if len(np.unique(haystacks)) < FEWEST_DOCUMENTS:
-        return mean_of(gaps, items, bootstrap)
+        return mean_over_haystacks(gaps, items, bootstrap)
     more = _share_of_points([max(gap, 0.0) for gap in gaps], haystacks)
     fewer = _share_of_points([max(-gap, 0.0) for gap in gaps], haystacks)
     return difference_of_shares(more, fewer)
 
 
-def mean_of(numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
+def mean_over_haystacks(
+    numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap
+) -> Value:
     """Return the mean of a number per question, with whole haystacks resampled."""
     haystacks = haystack_numbers(items)
     return bootstrap.ratio(np.bincount(haystacks, numbers), np.bincount(haystacks))
@@ -296,10 +300,10 @@ class HeatCell:
     answer_nll: NumberIfAny = None  # the mean, in nats per answer token
 
 
-def heat_map(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]]:
+def heat_map_cells(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]]:
     """Return the cells of each task, by length and depth."""
     maps = dict[str, list[HeatCell]]()
-    groups = grouped(items, "task", "length", "depth")
+    groups = group_answers(items, "task", "length", "depth")
     for place in sorted(groups, key=_place_in_heat_map):
         task, length, depth = place
         answers = groups[place]
@@ -307,7 +311,7 @@ def heat_map(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]]:
         mean_loss = None
         if losses:
             mean_loss = sum(losses) / len(losses)
-        cell = HeatCell(length, depth, share_of(answers), mean_loss)
+        cell = HeatCell(length, depth, share_of_answers(answers), mean_loss)
         maps.setdefault(task, []).append(cell)
     return {task: tuple(cells) for task, cells in maps.items()}
 

@@ -9,8 +9,13 @@ import numpy as np
 from ropext.base.jsontext import Json, JsonObject, values_json
 from ropext.base.lengths import length_text
 from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
-from ropext.results.measurement import MeasuredModel, Measurement, item_differences, joined
-from ropext.results.overlap import marked
+from ropext.results.measurement import (
+    MeasuredModel,
+    Measurement,
+    item_differences,
+    join_measurements,
+)
+from ropext.results.overlap import marked_name
 from ropext.results.perplexity import EvaluationSettings, Reading
 from ropext.results.scoring import Span
 from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value
@@ -80,7 +85,7 @@ class Standing:
         }
 
 
-def standing(measured: Measurement, span: Span | None = None) -> Standing:
+def loss_standing(measured: Measurement, span: Span | None = None) -> Standing:
     """Compare what models read over a span, by default the longest length's tail."""
     frame = measured.frame
     readings = measured.readings
@@ -98,11 +103,11 @@ def standing(measured: Measurement, span: Span | None = None) -> Standing:
     for label in order:
         behind[label] = frame.difference(readings[label], lowest, span)
         if label != order[0]:
-            leads[label] = lead(frame, lowest, readings[label], span, len(order) - 1)
+            leads[label] = sure_lead(frame, lowest, readings[label], span, len(order) - 1)
     return Standing(documents, frame.mean(lowest, span), behind, leads)
 
 
-def lead(
+def sure_lead(
     frame: EvaluationSettings, lowest: Reading, other: Reading, span: Span, comparisons: int
 ) -> float | None:
     """Return the least nats per token by which `lowest` is below `other`; None below eight
@@ -149,7 +154,7 @@ def is_better(measured: Measurement, label: str, start: str) -> bool:
     return change.ci95 is not None and change.ci95[1] < -ROUNDING
 
 
-def best_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
+def best_fit_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
     """Return the lowest of the steps that surely beat the start; if none does, the lowest of
     all."""
     steps = tuple(steps)
@@ -157,7 +162,7 @@ def best_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
     return min(sure or steps, key=lambda step: fit_loss(measured, step))
 
 
-def lost(measured: Measurement, label: str, start: str) -> Value | None:
+def lost_answers(measured: Measurement, label: str, start: str) -> Value | None:
     """Return the change in the share of right answers if it is surely a loss, else None."""
     models = measured.models
     bootstrap = measured.frame.bootstrap
@@ -233,7 +238,7 @@ class Ranking:
         return rows
 
 
-def rank(
+def rank_methods(
     measured: Measurement, preference: Sequence[str] = (), beside: Collection[str] = ()
 ) -> Ranking:
     """Rank all models except the base and the models in `beside` by the tail before the longest
@@ -242,7 +247,7 @@ def rank(
     for label, model in measured.models.items():
         if model.kind != BASE and label not in beside:
             models[label] = model
-    order = standing(replace(measured, models=models))
+    order = loss_standing(replace(measured, models=models))
     values = dict[str, Mapping[str, Value]]()
     for method in order.behind:
         values[method] = measured.values(method)
@@ -262,7 +267,7 @@ def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
     return frame.difference(readings[label], readings[lowest], span)
 
 
-def in_memory(label: str, behind: Value, lowest: str) -> str:
+def in_memory_sentence(label: str, behind: Value, lowest: str) -> str:
     """Say how near the best method comes that no checkpoint holds."""
     interval = ""
     if behind.ci95 is not None:
@@ -284,7 +289,7 @@ class AutoVerdict:
     mark: str = ""  # which of its documents were trained or chosen on
 
 
-def verdict(
+def auto_verdict(
     choice: JsonObject, measured: Measurement, final: str, *, fit_is_kept: bool = True
 ) -> AutoVerdict:
     """Judge the finished checkpoint by an evaluation, and say which share of its documents trained
@@ -298,14 +303,14 @@ def verdict(
         later = ", then trained"
     elif final == FITTED and fit_is_kept:
         later = ", then a fitted spectrum"
-    first = _sentence(choice, gain, later, length_text(target))
+    first = _auto_sentence(choice, gain, later, length_text(target))
     sentence = "; ".join([first, *choice.get("in_memory", ())])
     if mark:
-        sentence = marked(sentence, f"documents: {mark}")
+        sentence = marked_name(sentence, f"documents: {mark}")
     return AutoVerdict(gain, values.get("short_tax"), sentence, mark)
 
 
-def _sentence(choice: JsonObject, gain: Value | None, later: str, length: str) -> str:
+def _auto_sentence(choice: JsonObject, gain: Value | None, later: str, length: str) -> str:
     method = choice["taken"]
     if gain is None:
         return f"{method} was taken; its gain at {length} was not measured"
@@ -329,7 +334,7 @@ def _sentence(choice: JsonObject, gain: Value | None, later: str, length: str) -
     )
 
 
-def because(last: Standing, method: str) -> str:
+def choice_reason(last: Standing, method: str) -> str:
     """Return the reason for a choice, from the documents that chose."""
     lowest = last.lowest
     count = last.documents
@@ -385,7 +390,7 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
     Differences are to the first model. If that is a base, and models of other bases are here,
     compare each with its own base.
     """
-    both = joined(parts)
+    both = join_measurements(parts)
     frame = both.frame
     readings = both.readings
     reference, *others = readings
@@ -458,5 +463,5 @@ def _winner(both: Measurement, span: Span) -> str | None:
         sums, _ = reading.sums(*span)
         if not np.isfinite(sums).all():
             return None
-    result = standing(both, span)
+    result = loss_standing(both, span)
     return result.lowest if result.is_sure else None

@@ -37,21 +37,21 @@ from ropext.base.jsontext import (
 )
 from ropext.base.workdir import STORES
 from ropext.results import BASE, EXTENDED, SCHEMA, SHORT, UNTOUCHED
-from ropext.results.gates import Gate, Outcome, check_gate, split_spec
+from ropext.results.gates import Gate, Outcome, check_gate, split_run_spec
 from ropext.results.measurement import (
     MeasuredModel,
     Measurement,
     Store,
     check_labels,
-    joined,
+    join_measurements,
     write_array,
 )
 from ropext.results.metrics import is_of_rounding
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
-from ropext.results.overlap import overlap_in
+from ropext.results.overlap import read_overlap
 from ropext.results.perplexity import SHORT_WINDOW, Documents, EvaluationSettings
 from ropext.results.retrieval import ItemScore
-from ropext.results.scoring import scoring_of
+from ropext.results.scoring import read_scoring
 from ropext.results.values import Bootstrap
 
 DOCUMENTS = "documents.json"
@@ -111,12 +111,12 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
                     writer.write_table(pyarrow.table(columns, schema=schema))
             sign = guard.LOSSES
             writer.add_key_value_metadata({"made": sign.begin + sign.blank})
-        _fill_in(Path(stream.name), stream)
+        _sign_losses(Path(stream.name), stream)
 
     write_whole(path, write)
 
 
-def _fill_in(path: Path, stream: BinaryIO) -> None:
+def _sign_losses(path: Path, stream: BinaryIO) -> None:
     """Write the digest of a table into the table, before it gets its name."""
     stream.flush()
     start = guard.place_of_sign(path, guard.LOSSES)
@@ -126,7 +126,7 @@ def _fill_in(path: Path, stream: BinaryIO) -> None:
     stream.write(digest.encode())
 
 
-def store(path: Path, name: str) -> Store:
+def variant_store(path: Path, name: str) -> Store:
     """Return the losses and answers of one variant of a run."""
     return Store(path / STORES / name)
 
@@ -137,7 +137,7 @@ def write_stores(path: Path, stores: Mapping[str, Store]) -> None:
         held.written(path / STORES / name)
 
 
-def keep_only(path: Path, units: Collection[str]) -> None:
+def remove_unused_units(path: Path, units: Collection[str]) -> None:
     """Delete units of an earlier run that this one does not use; `units` are files below
     variants/."""
     names = {STORES + unit for unit in units}
@@ -151,32 +151,32 @@ def keep_only(path: Path, units: Collection[str]) -> None:
 def read_run(path: Path) -> Measurement:
     """Read a finished run directory. Refuse it by name if a file is missing, torn, or not as
     ropext wrote it."""
-    measured = read_back(path)
-    remarks = tuple(unlisted(path))
+    measured = read_finished_run(path)
+    remarks = tuple(no_digest_warnings(path))
     if not remarks:
-        _check_content(path)
+        _check_digests(path)
     facts = replace(measured.facts, warnings=(*measured.facts.warnings, *remarks))
     return replace(measured, facts=facts)
 
 
-def _listed(path: Path) -> JsonObject:
+def _listed_digests(path: Path) -> JsonObject:
     """Return the digests that the run.json of a run lists, by file name."""
     files: JsonObject = (workdir.sealed(path) or {}).get(guard.FILES, {})
     return files
 
 
-def unlisted(path: Path) -> Iterator[str]:
+def no_digest_warnings(path: Path) -> Iterator[str]:
     """Warn if the run.json of a run lists no digest of its results."""
-    if RESULTS not in _listed(path):
+    if RESULTS not in _listed_digests(path):
         yield (
             f"[no-digest] {path}: {workdir.MANIFEST} lists no digest of {RESULTS}, so ropext "
             "cannot notice an edit; the same ropext eval with --force writes one"
         )
 
 
-def _check_content(path: Path) -> None:
+def _check_digests(path: Path) -> None:
     """Refuse a run in which a file is not as its run.json lists it."""
-    listed = _listed(path)
+    listed = _listed_digests(path)
     there = {name for name in (DOCUMENTS, ITEMS) if (path / name).exists()}
     names = [name for name in sorted({*listed, *there}) if name.startswith(READ)]
     edited = [name for name in names if not guard.is_in_state(path / name, listed.get(name))]
@@ -187,7 +187,7 @@ def _check_content(path: Path) -> None:
         )
 
 
-def read_back(path: Path) -> Measurement:
+def read_finished_run(path: Path) -> Measurement:
     """Read a run that this process has just written or that `read_run` checks; name a missing or
     damaged part."""
     manifest = workdir.read(path)
@@ -208,7 +208,7 @@ def read_back(path: Path) -> Measurement:
 
 
 @contextmanager
-def _naming(place: Path) -> Iterator[None]:
+def _naming_damage(place: Path) -> Iterator[None]:
     """Name the run, or the file in it, if a part is missing or damaged."""
     try:
         yield
@@ -234,9 +234,9 @@ def save_run(path: Path, measured: Measurement) -> None:
 
 def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measurement:
     written = dict[str, MeasuredModel]()
-    with _naming(path / RESULTS):
-        frame = _frame(results)
-        facts = _part(EvaluationFacts, results, path)
+    with _naming_damage(path / RESULTS):
+        frame = _read_settings(results)
+        facts = _read_part(EvaluationFacts, results, path)
         for label, variant in results["variants"].items():
             written[label] = _written_model(variant, path)
     documents = None
@@ -244,7 +244,7 @@ def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measu
     if (path / DOCUMENTS).exists():
         documents = _read_documents(path, frame)
         hashes = [prefixes[frame.longest] for prefixes in documents.prefix_hashes]
-    with _naming(path / ITEMS):
+    with _naming_damage(path / ITEMS):
         items = _read_items(path, facts.not_measurable)
     models = dict[str, MeasuredModel]()
     for label, model in written.items():
@@ -253,8 +253,8 @@ def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measu
         divergence = None
         agreement = None
         if documents is not None and source.passes:
-            kept = store(path, source.store)
-            with _naming(path):
+            kept = variant_store(path, source.store)
+            with _naming_damage(path):
                 reading = kept.reading(label, source.passes, hashes)
                 if source.against:
                     compared = kept.compared(label, source.against, source.passes, hashes)
@@ -269,7 +269,7 @@ def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measu
     return Measurement(frame, models, documents, facts, manifest, path)
 
 
-def _frame(results: JsonObject) -> EvaluationSettings:
+def _read_settings(results: JsonObject) -> EvaluationSettings:
     lengths = tuple(int(length) for length in results["lengths"])
     if not lengths:
         raise ValueError("no lengths")
@@ -278,24 +278,24 @@ def _frame(results: JsonObject) -> EvaluationSettings:
         lengths=lengths,
         tail=int(results["tail_tokens"]),
         bootstrap=Bootstrap(int(results["seed"]), int(results["resamples"])),
-        scoring=scoring_of(results),
+        scoring=read_scoring(results),
     )
 
 
 def _written_model(variant: JsonObject, path: Path) -> MeasuredModel:
     """Read what results.json has of one model."""
-    source = _part(ModelSource, variant, path)
+    source = _read_part(ModelSource, variant, path)
     info = {key: value for key, value in variant.items() if key not in _OF_A_MODEL}
     return MeasuredModel(
         kind=variant["kind"],
         unrounded=variant.get("unrounded", ""),
-        overlap=overlap_in(variant.get("overlap"), path / RESULTS),
+        overlap=read_overlap(variant.get("overlap"), path / RESULTS),
         source=replace(source, info=info),
-        numbers=_part(ModelNumbers, variant, path),
+        numbers=_read_part(ModelNumbers, variant, path),
     )
 
 
-def _part(kind: type[Part], data: JsonObject, path: Path) -> Part:
+def _read_part(kind: type[Part], data: JsonObject, path: Path) -> Part:
     """Read one dataclass from an object; every key that it always writes must exist."""
     part = read_values(kind, data, path / RESULTS, AGAIN)
     for key in fields_of(kind()):
@@ -322,14 +322,14 @@ def _read_documents(path: Path, frame: EvaluationSettings) -> Documents:
     names = list[str]()
     prefix_hashes = list[Mapping[int, str]]()
     files = list[Path]()
-    with _naming(path / DOCUMENTS):
+    with _naming_damage(path / DOCUMENTS):
         for row in read_json(path / DOCUMENTS):
             hashes = {int(length): digest for length, digest in row["hashes"].items()}
             names.append(row["name"])
             prefix_hashes.append(hashes)
             files.append(_bytes_file(path, hashes[frame.longest]))
     token_bytes = list[npt.NDArray[np.int64]]()
-    with _naming(path):
+    with _naming_damage(path):
         for file in files:
             # Mapped: a header that claims more than its file holds is refused, not allocated.
             token_bytes.append(np.load(file, mmap_mode="r").astype(np.int64))
@@ -356,7 +356,7 @@ class _Chosen:
         return self.label, f"{Path(self.place).name}:{self.label}", f"{self.place}:{self.label}"
 
 
-def gather(
+def open_runs_to_compare(
     given: Sequence[str | Measurement], labels: Mapping[str, str] | None = None
 ) -> tuple[list[Measurement], dict[str, Measurement]]:
     """Open the runs, and give each of their models a label that identifies it.
@@ -371,12 +371,14 @@ def gather(
     has_base = set[int]()  # the bases that a run brought
     read_short = list[Measurement]()
     for number, each in enumerate(given, 1):
-        run, wanted = _opened(each)
-        same = (before for before, other in zip(bases, runs, strict=True) if _is_of(run, other))
+        run, wanted = _open_run(each)
+        same = (
+            before for before, other in zip(bases, runs, strict=True) if _have_same_base(run, other)
+        )
         base = next(same, number)
         runs.append(run)
         bases.append(base)
-        for label in _chosen(run, wanted):
+        for label in _chosen_variants(run, wanted):
             if run.models[label].kind in SHORT:
                 read_short.append(run)
             is_base = run.models[label].kind == BASE
@@ -385,7 +387,7 @@ def gather(
             if is_base:
                 has_base.add(base)
     _check_short_windows(read_short)
-    alone = _named(everyone, labels or {})
+    alone = _labelled_models(everyone, labels or {})
     if len(alone) < 2:
         raise UsageError("compare needs two models at least: name another RUN")
     first, *others = alone
@@ -398,22 +400,24 @@ def gather(
     return runs, alone
 
 
-def _opened(given: str | Measurement) -> tuple[Measurement, str | None]:
+def _open_run(given: str | Measurement) -> tuple[Measurement, str | None]:
     """Open RUN or RUN:VARIANT; return the run, and the name of the variant if there is one."""
     if isinstance(given, Measurement):
         return given, None
-    path, wanted = split_spec(given)
+    path, wanted = split_run_spec(given)
     return read_run(path), wanted
 
 
-def _named(everyone: Sequence[_Chosen], labels: Mapping[str, str]) -> dict[str, Measurement]:
+def _labelled_models(
+    everyone: Sequence[_Chosen], labels: Mapping[str, str]
+) -> dict[str, Measurement]:
     """Return each model alone under the shortest name that nobody else has, or under the user's
     label for it."""
     alone = dict[str, Measurement]()
     shown = dict[int, str]()  # names of the bases
     names = list[str]()
     for each in everyone:
-        name = _name(each, everyone)
+        name = _shortest_name(each, everyone)
         names.append(name)
         name = labels.get(name, name)
         if name in alone:
@@ -444,23 +448,23 @@ def _check_short_windows(runs: Sequence[Measurement]) -> None:
         )
 
 
-def _is_of(run: Measurement, other: Measurement) -> bool:
+def _have_same_base(run: Measurement, other: Measurement) -> bool:
     """Return whether two runs have the same base. Results that were not kept have no digest of
     their weights: their bases are the same if the losses of all tokens are equal."""
     bases = run.labels(BASE)[:1] + other.labels(BASE)[:1]
     if len(bases) < 2 or run.frame.context != other.frame.context:
         return False
     if run.manifest and other.manifest:
-        return _base(run, bases[0]) == _base(other, bases[1])
+        return _base_identity(run, bases[0]) == _base_identity(other, bases[1])
     try:
-        both = joined([run.only(bases[0], "first"), other.only(bases[1], "second")])
+        both = join_measurements([run.only(bases[0], "first"), other.only(bases[1], "second")])
     except InputError:
         return False  # no token in common
     first, second = (reading.tokens(0, both.frame.longest) for reading in both.readings.values())
     return all(map(np.array_equal, first, second))
 
 
-def _base(run: Measurement, label: str) -> object:
+def _base_identity(run: Measurement, label: str) -> object:
     """Return the identity of a run's base: its weights and its spectrum."""
     identity = run.manifest["decides"]["variants"].get(label)
     if identity is None:  # somebody renamed it
@@ -470,7 +474,7 @@ def _base(run: Measurement, label: str) -> object:
     return weights, identity["adapter_sha256"], identity.get("inv_freq")
 
 
-def _name(one: _Chosen, everyone: Sequence[_Chosen]) -> str:
+def _shortest_name(one: _Chosen, everyone: Sequence[_Chosen]) -> str:
     """Return the shortest name that nobody else has."""
     for place, name in enumerate(one.names):
         if sum(other.names[place] == name for other in everyone) == 1:
@@ -478,7 +482,7 @@ def _name(one: _Chosen, everyone: Sequence[_Chosen]) -> str:
     return one.names[-1]
 
 
-def _chosen(run: Measurement, wanted: str | None) -> list[str]:
+def _chosen_variants(run: Measurement, wanted: str | None) -> list[str]:
     if wanted is not None and wanted not in run.models:
         raise InputError(f"{run.path} holds no variant {wanted!r}; it has {', '.join(run.models)}")
     if wanted is None:
@@ -486,7 +490,7 @@ def _chosen(run: Measurement, wanted: str | None) -> list[str]:
     return [wanted]
 
 
-def judge(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
+def judge_gates(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
     """Judge every gate on every variant that it concerns: the named one, else all extended ones,
     else all that read the long window.
 
@@ -494,17 +498,17 @@ def judge(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
     """
     outcomes = list[Outcome]()
     for gate in gates:
-        for label in _concerned(run, gate):
+        for label in _gated_models(run, gate):
             if label == gate.run:
                 continue
             try:
-                outcomes.append(_judged(run, gate, label))
+                outcomes.append(_judge_gate(run, gate, label))
             except (UsageError, InputError) as error:
                 outcomes.append(gate.unanswered(label, str(error)))
     return outcomes
 
 
-def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
+def _judge_gate(run: Measurement, gate: Gate, label: str) -> Outcome:
     reason = run.facts.not_measurable.get(gate.task)
     if reason is not None:
         return gate.unanswered(label, reason)
@@ -513,7 +517,7 @@ def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
     if gate.run is None:
         values = run.values(label)
     else:
-        opponent = _opponent(run, gate, label)
+        opponent = _opponent_of_gate(run, gate, label)
         compared += opponent.models.items()
         values = run.difference(label, opponent)
     for name, model in compared:
@@ -523,7 +527,7 @@ def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
     outcome = check_gate(gate, label, values)
     marks = list[str]()
     if opponent is not None and opponent.path is not None and opponent.path != run.path:
-        marks += unlisted(opponent.path)
+        marks += no_digest_warnings(opponent.path)
     for name, model in compared:
         mark = model.mark_at(gate.task)
         if mark:
@@ -533,7 +537,7 @@ def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
     return replace(outcome, reason=f"{outcome.reason} ({', '.join(marks)})")
 
 
-def _concerned(run: Measurement, gate: Gate) -> list[str]:
+def _gated_models(run: Measurement, gate: Gate) -> list[str]:
     if gate.variant is not None:
         if gate.variant not in run.models:
             names = ", ".join(run.models)
@@ -550,13 +554,13 @@ def _concerned(run: Measurement, gate: Gate) -> list[str]:
     return []
 
 
-def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
+def _opponent_of_gate(run: Measurement, gate: Gate, label: str) -> Measurement:
     """Return another variant of this run, or the variant of a run directory (the same label, else
     its only one)."""
     name = gate.run or ""
     if name in run.models:
         return run.only(name)
-    path, variant = split_spec(name)
+    path, variant = split_run_spec(name)
     if not path.is_dir():
         raise UsageError(
             f"--fail-if {gate.text!r}: {name!r} is neither a run directory nor a variant "
@@ -564,7 +568,7 @@ def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
         )
     other = read_run(path)
     if variant is not None:
-        (chosen,) = _chosen(other, variant)
+        (chosen,) = _chosen_variants(other, variant)
         if other.models[chosen].kind in SHORT:
             _check_short_windows([run, other])
         return other.only(chosen)
@@ -577,19 +581,19 @@ def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
     return other.only(label if label in readers else readers[0])
 
 
-def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
+def raise_if_gates_failed(outcomes: Sequence[Outcome]) -> None:
     """Raise GateFailed with every gate that did not hold, or NotMeasured if no more is known."""
     failed = [outcome for outcome in outcomes if not outcome.passed and outcome.is_measured]
     if failed:
-        gates = "; ".join(map(_failed_text, failed))
+        gates = "; ".join(map(_failed_gate_text, failed))
         raise GateFailed(f"{len(failed)} of {len(outcomes)} gates failed: {gates}")
     unknown = [outcome for outcome in outcomes if not outcome.is_measured]
     if unknown:
-        gates = "; ".join(map(_failed_text, unknown))
+        gates = "; ".join(map(_failed_gate_text, unknown))
         raise NotMeasured(f"{len(unknown)} of {len(outcomes)} gates are not known: {gates}")
 
 
-def _failed_text(outcome: Outcome) -> str:
+def _failed_gate_text(outcome: Outcome) -> str:
     """Write a gate that did not hold, of whom, and the number that was looked at."""
     number = "nothing"
     if outcome.looked_at is not None:

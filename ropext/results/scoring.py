@@ -110,7 +110,7 @@ Scoring = AllTokens | MaskedTail
 ALL_TOKENS = AllTokens()
 
 
-def scoring_of(results: JsonObject) -> Scoring:
+def read_scoring(results: JsonObject) -> Scoring:
     """Read what results.json has of it."""
     stride = int(results.get("mask_stride", 0))
     return MaskedTail(stride) if stride else ALL_TOKENS

@@ -120,7 +120,7 @@ class Value:
         low, high = self.ci95
         end = low if self.value > 0.5 else high
         worth = Z95**2 * end * (1 - end) / (self.value - end) ** 2
-        return wilson(self.value * n, n, worth * n / self.n)
+        return wilson_share(self.value * n, n, worth * n / self.n)
 
 
 def _two_digits(least: float) -> str:
@@ -133,7 +133,7 @@ def _two_digits(least: float) -> str:
 Values = dict[str, Value]  # one model's, by the names of its metrics
 
 
-def student(risk: float, degrees: int) -> float:
+def student_t(risk: float, degrees: int) -> float:
     """Return what Student's t exceeds with this risk: exact for one and two degrees of freedom,
     within 0.2 % from three on, 0.1 % from seven on (Abramowitz and Stegun 1964, 26.7.5)."""
     if degrees == 1:
@@ -216,7 +216,7 @@ class Bootstrap:
                 return Value(point, None, None, n, (float(each.min()), float(each.max())))
             drawn = self._ratios(top, bottom)
             skew = _skew_beyond_chance(top - plain * bottom)
-            reach = _widening(n) * np.array([_reach(-skew, n), _reach(skew, n)])
+            reach = _interval_widening(n) * np.array([_skew_reach(-skew, n), _skew_reach(skew, n)])
             low, high = shape(plain + reach * (np.quantile(drawn, [RISK, 1 - RISK]) - plain))
             se = float(shape(drawn).std(ddof=1)) * math.sqrt(n / (n - 1))
             return Value(point, se, (float(low), float(high)), n)
@@ -239,13 +239,15 @@ class Bootstrap:
         n = len(top)
         plain = top.sum() / bottom.sum()
         end = np.quantile(self._ratios(top, bottom), 1 - risk)
-        reach = _widening(n, risk) * _reach(_skew_beyond_chance(top - plain * bottom), n)
+        reach = _interval_widening(n, risk) * _skew_reach(
+            _skew_beyond_chance(top - plain * bottom), n
+        )
         return float(plain + reach * (end - plain))
 
 
-def _widening(n: int, risk: float = RISK) -> float:
+def _interval_widening(n: int, risk: float = RISK) -> float:
     """Return Student's t over the normal quantile, times sqrt(n/(n-1))."""
-    ratio = student(risk, n - 1) / NormalDist().inv_cdf(1 - risk)
+    ratio = student_t(risk, n - 1) / NormalDist().inv_cdf(1 - risk)
     return ratio * math.sqrt(n / (n - 1))
 
 
@@ -262,7 +264,7 @@ def _skew_beyond_chance(numbers: Floats) -> float:
     return math.copysign(max(0.0, abs(skew) - error), skew)
 
 
-def _reach(skew: float, n: int) -> float:
+def _skew_reach(skew: float, n: int) -> float:
     """Return the factor by which the upper end moves away.
 
     In a skewed population Student's t is off by a share of the skewness over sqrt(n) (Johnson
@@ -271,7 +273,7 @@ def _reach(skew: float, n: int) -> float:
     return 1 + SKEW_REACH * max(0.0, skew) / math.sqrt(n)
 
 
-def wilson(successes: float, n: int, worth: float | None = None) -> Value:
+def wilson_share(successes: float, n: int, worth: float | None = None) -> Value:
     """Return a share of n items with its 95 % score interval (Wilson 1927).
 
     It is honest at the ends: 20 of 20 is [0.84, 1.00], not 1.00 +- 0. The standard error is half
@@ -307,18 +309,18 @@ def difference_of_shares(more: Value, fewer: Value) -> Value:
         correlation = -math.sqrt(odds)
     low_more, high_more = more.ci95
     low_fewer, high_fewer = fewer.ci95
-    below = _joined(more.value - low_more, high_fewer - fewer.value, correlation)
-    above = _joined(high_more - more.value, fewer.value - low_fewer, correlation)
+    below = _joined_distance(more.value - low_more, high_fewer - fewer.value, correlation)
+    above = _joined_distance(high_more - more.value, fewer.value - low_fewer, correlation)
     ends = (max(-1.0, value - below), min(1.0, value + above))
     return Value(value, (below + above) / (2 * Z95), ends, more.n, apart=(more, fewer))
 
 
-def _joined(first: float, second: float, correlation: float) -> float:
+def _joined_distance(first: float, second: float, correlation: float) -> float:
     """Return the length of the difference of two distances with a correlation."""
     return math.sqrt(first**2 + second**2 - 2 * correlation * first * second)
 
 
-def worth_of(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
+def effective_count(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
     """Return the effective number of independent items in several groups (Rao and Scott 1992).
 
     It is smaller if groups differ by more than chance. It is smaller still if there are few groups
@@ -339,5 +341,5 @@ def worth_of(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
         spread = groups / (groups - 1) * float(((right - share * count) ** 2).sum()) / n**2
         measured = spread * n / (share * (1 - share))
         effect = (rarer * measured + LIKENESS_ANSWERS * effect) / (rarer + LIKENESS_ANSWERS)
-        known = student(RISK, groups - 1) / Z95
+        known = student_t(RISK, groups - 1) / Z95
     return n / (1 + known**2 * max(0.0, effect - 1))

@@ -25,7 +25,13 @@ from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import Record
 from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.training import Finetune, Fit, TrainingOptions
-from ropext.results.overlap import NO_DOCUMENTS, Overlap, Trained, overlap, trained
+from ropext.results.overlap import (
+    NO_DOCUMENTS,
+    Overlap,
+    TrainingDocuments,
+    overlap_of_documents,
+    training_documents,
+)
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.training.defaults import Settings
 from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning
@@ -49,7 +55,7 @@ class Division:
     joined: bool = False  # judging documents are joined, so that shorter ones can be held out too
     streamed: bool = False  # read until there is enough for both parts
     # Earlier training data of the checkpoint; documents that gave its verdict are in neither part.
-    before: Trained | None = None
+    before: TrainingDocuments | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,9 @@ class TrainingData:
     held_out: tuple[corpus.Document, ...]  # in the order of their keys
     read: int
     longest: int = 0  # tokens
-    trained: Trained = NO_DOCUMENTS  # all data that the result is trained on, for its record
+    trained: TrainingDocuments = (
+        NO_DOCUMENTS  # all data that the result is trained on, for its record
+    )
     kept_out: int = 0  # documents that gave a verdict
     notes: tuple[str, ...] = ()  # warnings about files that are not read, and unknown tokens
 
@@ -163,7 +171,7 @@ def divide(
     judging = {document.number for document in held_out}
     training = [document for document in documents if document.number not in judging]
     training.sort(key=lambda document: document.number)
-    now = trained(document.known_by[1:] for document in training)
+    now = training_documents(document.known_by[1:] for document in training)
     return TrainingData(
         documents=tuple(document.to_train_on() for document in training),
         held_out=tuple(held_out),
@@ -230,7 +238,7 @@ def read_for_fit(
     encoder: corpus.DocumentEncoder,
     target: int,
     wanted_tokens: int,
-    before: Trained | None = None,
+    before: TrainingDocuments | None = None,
 ) -> TrainingData:
     """Divide the documents as `finetune` does; at most --held-out of them judge, each as a window
     of the target's length."""
@@ -348,12 +356,12 @@ class Training:
         return self.encoder.tokenizer.pad_token_id or 0
 
     @property
-    def used(self) -> Trained:
+    def used(self) -> TrainingDocuments:
         """Return the documents that the result will have been trained on, and the documents that
         chose its step."""
         if not self.chooses_step or self.judge is None:
             return self.data.trained
-        chose = trained(document.known_by[1:] for document in self.judge.documents)
+        chose = training_documents(document.known_by[1:] for document in self.judge.documents)
         return self.data.trained.with_more(replace(NO_DOCUMENTS, chose=chose))
 
     @cached_property
@@ -368,9 +376,9 @@ class Training:
         step."""
         return self._overlap_with(self.used if self.settings.patience else self.data.trained)
 
-    def _overlap_with(self, known: Trained) -> Overlap | None:
+    def _overlap_with(self, known: TrainingDocuments) -> Overlap | None:
         documents = self.judge.documents if self.judge else ()
-        return overlap(known, [document.known_by for document in documents])
+        return overlap_of_documents(known, [document.known_by for document in documents])
 
     def lineage(self, known: Overlap | None) -> str:
         """Return the sentences on the judging documents' `known` overlap, and on documents that are

@@ -27,7 +27,7 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.options.training import Finetune
 from ropext.planning import InMemory
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED, rules
-from ropext.results.overlap import trained_in
+from ropext.results.overlap import recorded_training
 from ropext.training import (
     data,
     defaults,
@@ -90,7 +90,7 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
         row=length,
         target=record.target,
         judging=options.eval_documents if options.evaluate is None else 0,
-        before=trained_in(record),
+        before=recorded_training(record),
     )
     read = data.read(source, options, encoder, division)
     documents = list(read.documents)

@@ -14,7 +14,7 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.options.tasks import check_amount
 from ropext.options.training import Fit
 from ropext.planning import Plan
-from ropext.results.overlap import trained_in
+from ropext.results.overlap import recorded_training
 from ropext.training import data, defaults
 from ropext.training.data import Training, TrainingData, judge_of
 from ropext.training.judge import few
@@ -59,7 +59,9 @@ def prepare(
     )
     enough = max(options.steps * max(options.batch_tokens, plan.target), FEWEST * plan.target)
     record = read_record(snapshot.directory)
-    read = data.read_for_fit(source, options, encoder, plan.target, enough, trained_in(record))
+    read = data.read_for_fit(
+        source, options, encoder, plan.target, enough, recorded_training(record)
+    )
     posed = _questions(encoder, read, options, plan, strategy)
     notes = list(posed.why_none)
     notes += read.notes

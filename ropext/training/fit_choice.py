@@ -45,7 +45,7 @@ def why_start_stays(measured: Measurement, start: str) -> str | None:
             unknown = f"not known whether a step is better than {start}"
             return f"{unknown} over the second half of the target ({gain.why_not_known})"
         return f"no step is better than {start} by {MARGIN} nats per token or more ({change})"
-    lost = rules.lost(measured, FITTED, START)
+    lost = rules.lost_answers(measured, FITTED, START)
     if lost is not None:
         text = fit_report.share_text(lost)
         return f"the fit answers fewer questions than {start} ({text})"

@@ -8,7 +8,7 @@ from ropext.base.table import Table, as_text, folded
 from ropext.families.loaders import WRONG, newest
 from ropext.planning import Plan
 from ropext.results import FITTED, START
-from ropext.results.perplexity import by_position
+from ropext.results.perplexity import loss_by_position
 from ropext.results.values import Value
 from ropext.training.report import (
     TrainingSummary,
@@ -158,18 +158,18 @@ def _factors_picture(done: Fitted) -> bytes:
 
     from ropext.results.report import plots
 
-    axis = plots.axes("Pair factors", "by how much each pair is slowed", "pair")
+    axis = plots.plot_axes("Pair factors", "by how much each pair is slowed", "pair")
     forms = scaling.well_known(done.plan.main.rope, done.plan.target)
-    styled = plots.styles([*forms, FITTED])
+    styled = plots.line_styles([*forms, FITTED])
     for name, form in forms.items():
         label = f"{name}, the start" if name == done.start else name
-        plots.by_pair(axis, form.pair_factors, label, styled[name])
-    plots.by_pair(axis, done.pair_factors, "written", styled[FITTED])
+        plots.draw_by_pair(axis, form.pair_factors, label, styled[name])
+    plots.draw_by_pair(axis, done.pair_factors, "written", styled[FITTED])
     axis.set_yscale("log")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     axis.yaxis.set_major_formatter(plain)
     axis.yaxis.set_minor_formatter(plain)
-    return plots.finished(axis)
+    return plots.picture_with_legend(axis)
 
 
 def _positions_picture(done: Fitted) -> bytes:
@@ -182,8 +182,8 @@ def _positions_picture(done: Fitted) -> bytes:
     curves = list[plots.Curve]()
     for label, reading in readings.items():
         name = done.start if label == START else label
-        losses = tuple(octave.nll for octave in by_position(frame, reading, None))
+        losses = tuple(octave.nll for octave in loss_by_position(frame, reading, None))
         curves.append(plots.Curve(name, middles, losses))
     title = "Loss by position, held-out documents"
     plot = plots.LinePlot(title, "nats per token", frame.context, frame.longest)
-    return plots.lines(plot, curves)
+    return plots.line_plot(plot, curves)

@@ -18,7 +18,7 @@ from ropext.evaluation.workload import Workload
 from ropext.results import BASE, CONTROL, TUNED
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.metrics import ReadText, text_values
-from ropext.results.retrieval import CAN_DO, ItemScore, grouped, share_of
+from ropext.results.retrieval import CAN_DO, ItemScore, group_answers, share_of_answers
 from ropext.results.values import FEWEST_DOCUMENTS, Value
 from ropext.training.rows import FIT_TASK
 
@@ -52,7 +52,7 @@ def short_tokens_of(reads: Workload) -> int:
 def can_answer(items: Sequence[ItemScore]) -> bool:
     """Return whether a base answers its questions inside its own context; True if there are
     none."""
-    return not items or share_of(items).value >= CAN_DO
+    return not items or share_of_answers(items).value >= CAN_DO
 
 
 def numbers_of(measured: Measurement) -> dict[str, dict[str, Value]]:
@@ -80,8 +80,8 @@ def fit_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
     for label, reading in measured.readings.items():
         values = numbers[label]
         values[f"far_half_nll@{frame.longest}"] = frame.nll(reading, frame.far_half)
-        for length, items in sorted(grouped(measured.models[label].items, "length").items()):
-            values[f"{FIT_TASK}@{length}"] = share_of(items)
+        for length, items in sorted(group_answers(measured.models[label].items, "length").items()):
+            values[f"{FIT_TASK}@{length}"] = share_of_answers(items)
     return numbers
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ropext.base.jsontext import Json, JsonObject, values_json
 from ropext.base.table import Table, columns
 from ropext.files.checkpoint.provenance import TRAINED_ON
-from ropext.results.report.text import size
+from ropext.results.report.text import bytes_text
 from ropext.training.data import Training
 from ropext.training.objective import Objective
 from ropext.training.result import Finetuned, Fitted
@@ -53,8 +53,8 @@ def plan_text(objective: Objective[Any]) -> str:
     lines += [
         f"tokens: {most}{objective.tokens:,} with gradients, {objective.forward_tokens:,} without "
         f"(evaluations, one every {settings.between} steps)",
-        f"bytes: {size(counts.weight_bytes)} of weights, {size(counts.moving_bytes)} of what is "
-        "trained with its gradient and AdamW's two moments",
+        f"bytes: {bytes_text(counts.weight_bytes)} of weights, {bytes_text(counts.moving_bytes)} "
+        "of what is trained with its gradient and AdamW's two moments",
     ]
     if counts.recompute:
         lines.append("layers are run again in the backward pass")

@@ -11,7 +11,7 @@ from ropext.base.table import Table
 from ropext.planning import Plan
 from ropext.results import FITTED
 from ropext.results.measurement import Measurement
-from ropext.results.overlap import Overlap, overlap_in
+from ropext.results.overlap import Overlap, read_overlap
 from ropext.results.report.result import Result
 from ropext.results.values import Value, Values
 from ropext.training.data import Training
@@ -187,7 +187,7 @@ class Fitted(TrainingResult):
     @property
     def overlap(self) -> Overlap | None:
         """Return the overlap of the judging documents with the documents that were trained on."""
-        return overlap_in(self.counted["overlap"], self.output / self.file)
+        return read_overlap(self.counted["overlap"], self.output / self.file)
 
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:

@@ -318,7 +318,7 @@ class SpectrumObjective(Objective[Fitted]):
         if not steps:
             return keep_start("nothing was found to judge")
         everything = replace(self.measured, models=self.models | steps)
-        step = int(rules.best_step(everything, steps, START))
+        step = int(rules.best_fit_step(everything, steps, START))
         # Once more, by stock arithmetic from the config that is written.
         method = self.space(self.start).method
         plan = plan_with(self.snapshot, self.options, method, self.steps.knobs(step))

@@ -6,8 +6,8 @@ from dataclasses import replace
 from ropext.base.lengths import length_text
 from ropext.base.table import Table
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, START, TUNED, UNTUNED
-from ropext.results.overlap import Overlap, marked
-from ropext.results.report.cells import Column, nats, table_of
+from ropext.results.overlap import Overlap, marked_name
+from ropext.results.report.cells import Column, nats_cell, table_of_values
 from ropext.results.values import Value
 from ropext.training.judge import GAIN, Numbers
 from ropext.training.rows import FIT_TASK
@@ -57,13 +57,13 @@ def finetune_table(
         note += "; so is the control, the base trained on the same tokens"
     names = dict(TUNED_ROWS)
     for label in (CONTROL, TUNED):
-        names[label] = marked(label, mark)
+        names[label] = marked_name(label, mark)
     columns = [
         Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", _plain_value),
         Column("against the base", f"{BEHIND}{target}", _behind),
         _SHORT_TAX,
     ]
-    return table_of(title, note, _rows_of(names, numbers), columns)
+    return table_of_values(title, note, _rows_of(names, numbers), columns)
 
 
 def _negative(gain: Value) -> Value:
@@ -80,7 +80,7 @@ def _behind(value: Value | None) -> str:
         return ""
     if value.ci95 is None:
         return f"{value.value:+.4f} ({value.n} documents)"
-    return nats(value)
+    return nats_cell(value)
 
 
 def _answers(value: Value | None) -> str:
@@ -101,7 +101,7 @@ def fit_table(
     mark = "" if overlap is None else overlap.mark
     names = {BASE: BASE, START: start}
     if wrote_fitted:
-        names[FITTED] = marked(FITTED, mark)
+        names[FITTED] = marked_name(FITTED, mark)
     rows = _rows_of(names, numbers)
     columns = [
         Column("tail perplexity", f"tail@{target}", _plain_value),
@@ -113,5 +113,5 @@ def fit_table(
         asked = f"{FIT_TASK}@{length}"
         if any(asked in values for _, values in rows):
             columns.append(Column(f"{FIT_TASK} at {length_text(length)}", asked, _answers))
-    title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
-    return table_of(title, "", rows, columns)
+    title = f"On held-out {marked_name('documents', mark)}, at {length_text(target)} tokens"
+    return table_of_values(title, "", rows, columns)

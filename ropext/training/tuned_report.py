@@ -9,7 +9,7 @@ from ropext.base.jsontext import JsonObject, read_values
 from ropext.base.lengths import length_text
 from ropext.base.table import Table, as_text
 from ropext.results import BASE, CONTROL, TUNED, UNTUNED
-from ropext.results.overlap import overlap_in
+from ropext.results.overlap import read_overlap
 from ropext.results.values import FEWEST_DOCUMENTS, Value, Values
 from ropext.training.judge import BEYOND_CONTROL, GAIN, Numbers
 from ropext.training.report import (
@@ -63,7 +63,7 @@ def finetune_result(done: Finetuned) -> str:
 
 def recorded_table(section: JsonObject, target: int) -> Table | None:
     """Return the table of a fine-tuning that ropext.json keeps; None if no document was read."""
-    overlap = overlap_in(section.get("overlap"), SECTION)
+    overlap = read_overlap(section.get("overlap"), SECTION)
     numbers = read_values(dict[str, Values], section.get("numbers") or {}, SECTION)
     table = finetune_table(numbers, target, overlap, "Fine-tuning")
     if table is None:
@@ -184,7 +184,7 @@ def _losses_picture(done: Finetuned) -> bytes:
 
     from ropext.results.report import plots
 
-    axis = plots.axes("Loss of the training", "nats per token", "step")
+    axis = plots.plot_axes("Loss of the training", "nats per token", "step")
     _draw_losses(axis, done.by_step, "training loss", plots.COLOURS[0])
     if done.control is not None:
         _draw_losses(axis, done.control["losses"], "training loss of the control", plots.GREY)
@@ -204,7 +204,7 @@ def _losses_picture(done: Finetuned) -> bytes:
         label = "tail loss, held-out documents"
         axis.plot(steps, values, "o-", color=plots.COLOURS[1], label=label)
     axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    return plots.finished(axis)
+    return plots.picture_with_legend(axis)
 
 
 def _draw_losses(

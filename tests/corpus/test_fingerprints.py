@@ -18,7 +18,7 @@ def story(number, words=900):
 
 def known(*texts):
     prints = [fingerprint(text, text) for text in texts]
-    return overlap.trained((own.contents, own.passages) for own in prints)
+    return overlap.training_documents((own.contents, own.passages) for own in prints)
 
 
 def holds(trained, text, read=None):
@@ -106,11 +106,11 @@ def test_a_record_of_very_many_documents_is_bounded_and_states_it(monkeypatch):
     assert found >= 57
     assert not any(holds(trained, story(number)) for number in range(100, 160))
     read = [(f"d{n}", own.contents, own.passages) for n, own in enumerate(map(both, many))]
-    said = overlap.overlap(trained, read)
+    said = overlap.overlap_of_documents(trained, read)
     assert said.mark == f"at least {found} of 60 trained on"
     assert len(said.to_json()["names"]) == 3
     others = [("new", own.contents, own.passages) for own in [both(story(200))]]
-    assert overlap.overlap(trained, others).mark == "training data not recorded"
+    assert overlap.overlap_of_documents(trained, others).mark == "training data not recorded"
     assert len(json.dumps(trained.to_json())) < 6000
 
 
@@ -123,29 +123,32 @@ def test_two_trainings_are_one_record_and_an_unknown_one_is_not_forgotten():
     together = first.with_more(second)
     assert together.count == 8
     assert together.is_complete
-    again = overlap.from_json(json.loads(json.dumps(together.to_json())))
+    again = overlap.read_training_documents(json.loads(json.dumps(together.to_json())))
     assert np.array_equal(again.documents, together.documents)
     assert np.array_equal(again.passages, together.passages)
     assert all(holds(again, text) for text in TOLD)
-    partly = together.with_more(overlap.unknown("fit"))
+    partly = together.with_more(overlap.unrecorded_training("fit"))
     assert not partly.is_complete
     assert partly.to_json()["not_recorded"] == ["fit"]
 
 
 def test_sentences_about_an_overlap():
     read = [("a", *known_by(TOLD[0])), ("b", *known_by(story(99)))]
-    none, one = overlap.overlap(known(story(98)), read), overlap.overlap(known(*TOLD), read)
+    none, one = (
+        overlap.overlap_of_documents(known(story(98)), read),
+        overlap.overlap_of_documents(known(*TOLD), read),
+    )
     assert (none.mark, none.sentence) == ("", "")
     assert none.of_documents == "documents that were not trained on"
     assert one.mark == "1 of 2 trained on"
     assert one.of_documents == "documents of which 1 of 2 were trained on"
     assert "1 of 2 documents were trained on, whole or in part (a)" in one.sentence
-    unknown = overlap.overlap(overlap.unknown("fit"), read)
+    unknown = overlap.overlap_of_documents(overlap.unrecorded_training("fit"), read)
     assert unknown.mark == "training data not recorded"
     assert unknown.of_documents == "documents (whether they were trained on is not recorded)"
-    assert overlap.overlap(None, read) is None
+    assert overlap.overlap_of_documents(None, read) is None
     for own in (none, one, unknown):
-        assert overlap.overlap_in(json.loads(json.dumps(own.to_json())), "a record") == own
+        assert overlap.read_overlap(json.loads(json.dumps(own.to_json())), "a record") == own
 
 
 def known_by(text):
@@ -162,4 +165,4 @@ def test_a_damaged_section_is_an_error_in_a_sentence(hostile):
     from ropext.base.errors import InputError
 
     with pytest.raises(InputError, match="trained_on holds no hashes"):
-        overlap.from_json(hostile)
+        overlap.read_training_documents(hostile)

@@ -18,7 +18,7 @@ from ropext.pipeline.public import evaluate
 from ropext.results import retrieval
 from ropext.results.gates import parse_gate
 from ropext.results.report.evaluation import heat_pictures
-from ropext.results.rundir import judge
+from ropext.results.rundir import judge_gates
 
 ASKED = {
     "tasks": "niah_single_1,niah_multikey_2,vt",
@@ -73,7 +73,7 @@ def test_results_json_describes_the_scores(whole):
     items = whole.models["untouched"].items
     assert whole.results["variants"]["untouched"]["retrieval"].keys() == {i.task for i in items}
     part = [replace(item, score=0.2, exact=False) for item in items]
-    for cells in values_json(retrieval.heat_map(part)).values():
+    for cells in values_json(retrieval.heat_map_cells(part)).values():
         for cell in cells:
             assert cell["share"]["value"] == pytest.approx(0.2)
             assert not [key for key in cell if "exact" in key]
@@ -99,7 +99,7 @@ def test_an_unsolvable_task_is_not_measurable_and_not_zero(model, tmp_path):
     assert "vt is not measurable here" in (tmp_path / "run/report.md").read_text()
     assert not (tmp_path / "run/plots/retrieval-vt.png").exists()
     assert len(rows(tmp_path / "run")) == 2 * 6  # every answer is recorded
-    (outcome,) = judge(done, [parse_gate("vt@4k.value < 0.5")])
+    (outcome,) = judge_gates(done, [parse_gate("vt@4k.value < 0.5")])
     assert not outcome.passed
     assert "not measurable here" in outcome.reason
 

@@ -25,7 +25,7 @@ from ropext.options.cache import StoredCache
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.public import evaluate, extend
 from ropext.results.gates import parse_gate
-from ropext.results.rundir import judge, read_run
+from ropext.results.rundir import judge_gates, read_run
 
 DOCUMENTS = 9
 HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
@@ -187,7 +187,7 @@ def test_cached_models_are_known_by_name_and_an_edit_is_refused(place, tmp_path)
     ],
 )
 def test_a_gate_reads_rounded_rows_if_it_names_them(whole, gate, models):
-    outcomes = judge(whole, [parse_gate(gate)])
+    outcomes = judge_gates(whole, [parse_gate(gate)])
     assert [outcome.variant for outcome in outcomes] == models
     assert all(outcome.passed for outcome in outcomes)
 

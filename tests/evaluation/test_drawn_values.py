@@ -13,7 +13,7 @@ from ropext.base.table import with_rows
 from ropext.files.checkpoint import card
 from ropext.pipeline.public import evaluate
 from ropext.results.report import plots, tables
-from ropext.results.report.evaluation import draw, heat_pictures
+from ropext.results.report.evaluation import draw_evaluation, heat_pictures
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +30,15 @@ def run(tmp_path_factory):
 def figures(run):
     """Return each picture's figure by its name, before it became PNG bytes."""
     kept = {}
-    png = plots.png
+    png = plots.png_bytes
 
     def keeping(figure):
         kept[len(kept)] = figure
         return png(figure)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "png", keeping)
-        names = draw(run)
+        patch.setattr(plots, "png_bytes", keeping)
+        names = draw_evaluation(run)
     return dict(zip(names, kept.values(), strict=True))
 
 
@@ -114,7 +114,7 @@ def test_cells_of_a_heat_map_are_the_shares_of_the_answers(run, monkeypatch):
         items.append(replace(item, exact=share == 1 or (share == 0.5 and item.index == 0)))
     measured = replace(run, models={"m": replace(model, items=tuple(items))})
     kept = []
-    monkeypatch.setattr(plots, "png", kept.append)
+    monkeypatch.setattr(plots, "png_bytes", kept.append)
     heat_pictures(measured)
     axis = kept[0].axes[0]
     assert [text.get_text() for text in axis.get_xticklabels()] == ["64", "128", "256"]
@@ -136,7 +136,7 @@ def test_wavelengths_are_those_of_the_results(run, figures):
 def test_numbers_on_a_card_are_those_of_the_results(run):
     """They are compared row by row from the Markdown, as far as it prints them."""
     results = results_of(run)
-    numbers = with_rows([tables.headline(run), tables.summary(run)])
+    numbers = with_rows([tables.headline_table(run), tables.summary_table(run)])
     plain = card.Card(title="m", base="b", base_is_hub_id=False, summary=("Extended.",))
     text = card.with_evidence(card.render(plain), ["Measured."], numbers)
     body = re.compile(r"\| [a-z].*")  # not a table's head, whose first cell is empty

@@ -161,7 +161,7 @@ def test_a_strangers_array_is_one_sentence_and_runs_nothing(runs, tmp_path, wher
 def judged(runs, gate):
     """Return the exit code of one gate on the first run."""
     try:
-        rundir.raise_if_failed(rundir.judge(read_run(runs / "one"), [parse_gate(gate)]))
+        rundir.raise_if_gates_failed(rundir.judge_gates(read_run(runs / "one"), [parse_gate(gate)]))
     except RopextError as error:
         return error.exit_code
     return 0

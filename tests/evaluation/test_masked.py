@@ -27,7 +27,7 @@ from ropext.evaluation.forward import ReadingMode, TokenScorer
 from ropext.pipeline.public import evaluate
 from ropext.results.gates import parse_gate
 from ropext.results.report.compared import compare_runs
-from ropext.results.report.tables import headline, main_tables
+from ropext.results.report.tables import headline_table, main_tables
 
 CONTEXT, TARGET, TAIL, STRIDE = 64, 256, 16, 8
 LENGTHS = [32, CONTEXT, TARGET]
@@ -150,7 +150,7 @@ def test_tables_name_the_measure_and_other_tails_do_not_compare(place, tmp_path,
     evaluate(copy, tmp_path / "longer", **asked(place, lengths="32,64,128"))
     said = "of the last 16 tokens of each document, every 8th masked in one pass"
     assert main_tables(first)[0].title == f"Pseudo-perplexity {said}"
-    assert headline(first).title.startswith("Tail pseudo-perplexity: the last 16 tokens")
+    assert headline_table(first).title.startswith("Tail pseudo-perplexity: the last 16 tokens")
     assert first.results["protocol"] == "pseudo-perplexity"
     assert (first.results["mask_stride"], first.results["tail_tokens"]) == (8, 16)
     names = first.results["variants"]["extended"]["metrics"].keys()

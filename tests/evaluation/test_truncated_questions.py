@@ -19,7 +19,7 @@ from ropext.pipeline.public import evaluate
 from ropext.results import retrieval
 from ropext.results.gates import parse_gate
 from ropext.results.report.compared import compare_runs
-from ropext.results.rundir import judge
+from ropext.results.rundir import judge_gates
 
 RECORDED = Path(__file__).parents[1] / "results/recorded/run"
 DEMO = {"tasks": "passkey,mkey", "items": 2, "lengths": "256,512,1024"}
@@ -110,14 +110,14 @@ def test_the_table_has_the_row(demo):
 def test_a_gate_against_the_base_pairs_the_questions(demo):
     """On one question truncation finds less, on none more: the difference of the shares."""
     gate = parse_gate("yarn-4x:passkey@1k.value < 0.9 vs base")
-    (outcome,) = judge(demo, [gate])
+    (outcome,) = judge_gates(demo, [gate])
     shares = [demo.values(label)["passkey@1024"].value for label in ("yarn-4x", "base")]
     assert outcome.value == pytest.approx(shares[0] - shares[1])
     assert not outcome.passed
     difference = demo.difference("yarn-4x", demo.only("base"))["passkey@1024"]
     assert difference.n == 10
     assert difference.ci95[0] > 0
-    (alone,) = judge(demo, [parse_gate("base:passkey@1k.value > 0.1")])
+    (alone,) = judge_gates(demo, [parse_gate("base:passkey@1k.value > 0.1")])
     assert not alone.passed
 
 

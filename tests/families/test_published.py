@@ -119,7 +119,7 @@ def test_the_authors_own_recipe_is_written_key_by_key_and_said(name):
         return
     assert {key: rope.get(key) for key in wanted} == wanted
     assert made.notes[0].startswith("as its authors publish (")
-    assert "\nnote: as its authors publish (" in text.plan(made)
+    assert "\nnote: as its authors publish (" in text.plan_details(made)
 
 
 KNOBS = {

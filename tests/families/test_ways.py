@@ -40,7 +40,7 @@ def test_both_ways_are_shown(config, method):
     for reading in made.readings:
         newest.setdefault(reading.loader, reading.verdict)
     assert set(on.read_by) == {name for name, verdict in newest.items() if verdict == "same"}
-    shown = text.plan(made)
+    shown = text.plan_details(made)
     assert "scaled again" in shown
     assert made.to_json()["ways"][0]["options"] == on.options
     pairs = "; its own pair factors are dropped" * (made.model.text_type == "phi3")

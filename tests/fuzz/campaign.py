@@ -258,7 +258,7 @@ def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
     served = attempt(inspecting.serving, str(directory))
     if isinstance(served, inspecting.Served):
         check_json(served.to_json())
-        check_text(text.served(served))
+        check_text(text.served_details(served))
     _check_files(directory)
     made = attempt(inspecting.plan, str(directory), **item.options)
     if isinstance(made, RopextError):
@@ -277,7 +277,7 @@ def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
                 raise Broken("a failed extend left an output")
             return f"{outcome}, extension refused ({type(done).__name__})"
         check_json(done.to_json())
-        check_text(text.extended(done.plan, done.written))
+        check_text(text.extension_text(done.plan, done.written))
         if read_record(room / "out") is None:
             raise Broken("no record")
         return f"{outcome}, extended"
@@ -294,7 +294,7 @@ def look(directory: Path) -> None:
     seen = attempt(inspecting.inspect, str(directory))
     if isinstance(seen, inspecting.Inspection):
         check_json(seen.to_json())
-        check_text(text.inspection(seen))
+        check_text(text.inspection_text(seen))
 
 
 def _check_files(directory: Path) -> None:
@@ -324,7 +324,7 @@ def _check_files(directory: Path) -> None:
 def check_plan(plan: Plan | TablePlan) -> None:
     """Check that a plan is finite, can be printed, and that its config reads back as planned."""
     check_json(plan.to_json())
-    check_text(text.plan(plan))
+    check_text(text.plan_details(plan))
     if isinstance(plan, TablePlan):
         return
     for warning in plan.warnings:

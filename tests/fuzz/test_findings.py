@@ -20,7 +20,7 @@ from ropext.files import inspecting
 from ropext.files.checkpoint.card import BEGIN, END, Card, render
 from ropext.files.checkpoint.provenance import lineage, read_record
 from ropext.options.extend import parse_extend
-from ropext.results.model_index import figures
+from ropext.results.model_index import card_figures
 from ropext.scaling import METHODS, forms
 from ropext.verifying import repair, verify
 
@@ -190,11 +190,13 @@ def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
     config = SMALL | {"layer_types": ["full\nlicense      free", "full_attention"]}
     (checkpoint / "config.json").write_text(json.dumps(config))
     seen = inspecting.inspect(str(checkpoint))
-    told = text.inspection(seen)
+    told = text.inspection_text(seen)
     check_told_on_one_line(told)
     scaled = {"type": "linear", "factor": 2.0, "a\nlicense      free": 1}
     (checkpoint / "config.json").write_text(json.dumps(SMALL | {"rope_scaling": scaled}))
-    shown = text.plan(inspecting.plan(str(checkpoint), factor=4.0, method="pi", context=2048))
+    shown = text.plan_details(
+        inspecting.plan(str(checkpoint), factor=4.0, method="pi", context=2048)
+    )
     check_told_on_one_line(shown)
 
 
@@ -203,7 +205,7 @@ def test_a_line_cannot_be_forged_by_a_limit(checkpoint):
 
     (checkpoint / "generation_config.json").write_text('{"max_length": "1\\nlicense      free"}')
     seen = inspecting.inspect(str(checkpoint))
-    told = text.inspection(seen)
+    told = text.inspection_text(seen)
     check_told_on_one_line(told)
 
 
@@ -336,7 +338,7 @@ def test_a_plan_of_other_peoples_text_is_shown_safely(checkpoint):
     }
     (checkpoint / "config.json").write_text(json.dumps(config))
     seen = inspecting.inspect(str(checkpoint))
-    assert "\x1b" not in visible(text.inspection(seen))
+    assert "\x1b" not in visible(text.inspection_text(seen))
     assert replace(seen, target=5).to_json()["target"] == 5
 
 
@@ -480,7 +482,7 @@ def test_numbers_of_an_altered_record_are_one_sentence(checkpoint, sections):
     content = seeds.records()[0] | sections
     (checkpoint / "ropext.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="damaged"):
-        figures(checkpoint)
+        card_figures(checkpoint)
 
 
 @pytest.mark.parametrize("value", ["x", {"a": 1}, [1], ["x"]])

@@ -88,7 +88,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
             seen = campaign.attempt(inspecting.inspect, str(base))
             if not isinstance(seen, RopextError):
                 campaign.check_json(seen.to_json())
-                shown = text.inspection(seen)
+                shown = text.inspection_text(seen)
                 campaign.check_text(shown)
             campaign.attempt(inspecting.serving, str(base))
             campaign.attempt(verifying.verify, str(base), deep=True)
@@ -99,7 +99,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
             else:
                 outcomes["planned"] += 1
                 campaign.check_json(made.to_json())
-                campaign.check_text(text.plan(made))
+                campaign.check_text(text.plan_details(made))
                 done = campaign.attempt(ropext.extend, str(base), out, **options)
                 if not isinstance(done, RopextError):
                     outcomes["extended"] += 1

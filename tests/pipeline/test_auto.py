@@ -21,7 +21,7 @@ from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.choosing import ChoiceStep
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.prospect import prospect
-from ropext.results.model_index import figures
+from ropext.results.model_index import card_figures
 from ropext.results.rules import Standing
 from ropext.results.values import Value
 from ropext.scaling import METHODS
@@ -411,7 +411,7 @@ def test_a_model_that_extending_helps_with_one_file_for_all(tmp_path, monkeypatc
     assert verdict["gain"]["n"] == len(judged) == 20
     assert verdict["mark"] == final["overlap"]["mark"] == ""
     assert record["trained_on"]["documents"] + record["trained_on"]["chose"]["documents"] >= 40
-    values = {own.value for own in figures(tmp_path / "out") if own.metric == "perplexity"}
+    values = {own.value for own in card_figures(tmp_path / "out") if own.metric == "perplexity"}
     assert values == {final["metrics"]["tail@128"]["value"]}
 
     heard, verdict, final, _ = outcome(f"evaluate.data={data}", "evaluate.max_docs=60")

@@ -67,10 +67,10 @@ def test_the_output_is_tuned_measured_and_stock(straight):
     assert "| tuned |" in card
     report = (straight / "out.run/report.html").read_text()
     assert "Loss of the training" in report
-    from ropext.results.model_index import figures
+    from ropext.results.model_index import card_figures
 
     # What a push shows on the hub: the finished checkpoint's own figures.
-    shown = figures(straight / "out", [f"{straight / 'out.run/evaluation'}:tuned"])
+    shown = card_figures(straight / "out", [f"{straight / 'out.run/evaluation'}:tuned"])
     assert variants["tuned"]["metrics"]["tail@512"]["value"] in [own.value for own in shown]
     from transformers import AutoModelForCausalLM
 

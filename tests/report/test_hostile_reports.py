@@ -18,7 +18,7 @@ from tiny_checkpoints import write_checkpoint, write_documents
 
 from ropext.base import guard
 from ropext.base.table import Table, as_csv
-from ropext.results.report.html import Page, as_html, write
+from ropext.results.report.html import Page, page_html, write_page
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +109,7 @@ def reports(folder):
     ropext("run", recipe, "-o", folder / named("ran"))
     table = Table(SCRIPT, SCRIPT, (SCRIPT, NAME), ((SCRIPT, NAME),))
     page = Page(SCRIPT, NAME, [SCRIPT], [NAME], [table, table], SCRIPT)
-    (folder / "page.html").write_text(as_html(page, {NAME: b"\x89PNG"}))
+    (folder / "page.html").write_text(page_html(page, {NAME: b"\x89PNG"}))
     ran = folder / f"{named('ran')}.run"
     return {
         "eval": evaluated / "report.html",
@@ -144,7 +144,7 @@ def test_foreign_text_stays_text_in_markdown(reports, tmp_path):
     hostile = f"{remote} {SCRIPT}\n# {NAME}\n\n<b>"
     table = Table(hostile, hostile, (hostile, ""), ((hostile, hostile),))
     page = Page(hostile, hostile, [hostile], [hostile], [table], hostile)
-    write(tmp_path, page, {"plots/a.png": (hostile, b"\x89PNG")})
+    write_page(tmp_path, page, {"plots/a.png": (hostile, b"\x89PNG")})
     paths = {name: path.with_name("report.md") for name, path in reports.items() if name != "page"}
     for name, path in {**paths, "page": tmp_path / "report.md"}.items():
         tokens = markdown_tokens(path)

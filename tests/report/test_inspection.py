@@ -10,7 +10,7 @@ from ropext.results.report import text
 
 def shown(tmp_path, config):
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    return text.inspection(inspecting.inspect(str(tmp_path)))
+    return text.inspection_text(inspecting.inspect(str(tmp_path)))
 
 
 def test_pairs_that_turn_are_counted(tmp_path):

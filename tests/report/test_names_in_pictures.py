@@ -20,19 +20,19 @@ def test_any_name_is_drawn_without_a_word(name):
         warnings.simplefilter("error")
         line = Curve(name, (16.0, 128.0), VALUES)
         drawn = [
-            plots.lines(LinePlot(f"difference to {name}", "y", 64, 128), [line]),
-            plots.spectra("T", {name: [1.0, 0.5], "base": [1.0, 0.4]}),
+            plots.line_plot(LinePlot(f"difference to {name}", "y", 64, 128), [line]),
+            plots.plot_wavelengths("T", {name: [1.0, 0.5], "base": [1.0, 0.4]}),
             plots.heat_maps("T", "share", {name: [HeatCell(64, 0.5, VALUES[0])]}),
         ]
-        drawn.append(plots.plot(Rope(8, 1e4, 64), {}, 128, name))
+        drawn.append(plots.plot_spectra(Rope(8, 1e4, 64), {}, 128, name))
     for picture in drawn:
         assert picture.startswith(b"\x89PNG")
 
 
 def test_a_name_is_shown_letter_by_letter():
-    assert plots.axes("a$b$_c", "y").get_title(loc="left") == r"a\$b\$_c"
-    assert plots.plain("_a_b") == " _a_b"
-    assert len(plots.plain("x" * 250)) == 40
+    assert plots.plot_axes("a$b$_c", "y").get_title(loc="left") == r"a\$b\$_c"
+    assert plots.legend_name("_a_b") == " _a_b"
+    assert len(plots.legend_name("x" * 250)) == 40
 
 
 def drawn(zero, **lines):
@@ -41,7 +41,7 @@ def drawn(zero, **lines):
         Curve(name, (32.0, 128.0, 512.0, 2048.0), tuple(Value(v, None, None, 1) for v in values))
         for name, values in lines.items()
     ]
-    axis = plots.axes("t", "y")
+    axis = plots.plot_axes("t", "y")
     plots.draw_curves(axis, LinePlot("t", "y", 256, 2048, has_zero=zero), curves)
     return axis
 

@@ -6,8 +6,8 @@ import pytest
 from pages import check
 
 from ropext.base.table import Table, as_markdown, as_text, columns
-from ropext.results.report.cells import number, shown
-from ropext.results.report.html import Page, as_html
+from ropext.results.report.cells import fixed_digits, value_cell
+from ropext.results.report.html import Page, page_html
 from ropext.results.values import Value
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(2)>'
@@ -20,7 +20,7 @@ PNG = base64.b64decode(
 def html():
     table = Table(HOSTILE, HOSTILE, (HOSTILE, "1k"), ((HOSTILE, "3.1"),))
     page = Page(HOSTILE, HOSTILE, [HOSTILE], [HOSTILE], [table, table], HOSTILE)
-    return as_html(page, {HOSTILE: PNG})
+    return page_html(page, {HOSTILE: PNG})
 
 
 def test_nothing_hostile_becomes_markup_and_nothing_is_fetched(html):
@@ -40,13 +40,13 @@ def test_markdown_cells_cannot_break_out():
 
 
 def test_numbers_as_people_read_them():
-    assert shown(Value(8.4123, 0.05, (8.31, 8.51), 9)) == "8.412 ±0.100"
-    assert shown(Value(0.25, 0.1, (0.1, 0.4), 9), 2, sign=True) == "+0.25 ±0.15"
-    assert shown(Value(8.4, None, None, 3, (8.1, 9.0))) == "8.400 (8.100…9.000)"
-    assert shown(None) == "-"
-    assert number(123456.0) == "1.23e+05"
-    assert number(float("inf")) == "inf"
-    assert number(float("nan")) == "?"
+    assert value_cell(Value(8.4123, 0.05, (8.31, 8.51), 9)) == "8.412 ±0.100"
+    assert value_cell(Value(0.25, 0.1, (0.1, 0.4), 9), 2, sign=True) == "+0.25 ±0.15"
+    assert value_cell(Value(8.4, None, None, 3, (8.1, 9.0))) == "8.400 (8.100…9.000)"
+    assert value_cell(None) == "-"
+    assert fixed_digits(123456.0) == "1.23e+05"
+    assert fixed_digits(float("inf")) == "inf"
+    assert fixed_digits(float("nan")) == "?"
 
 
 def test_text_tables_line_up():

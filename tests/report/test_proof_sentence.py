@@ -28,4 +28,4 @@ BEGINNING = (
 )
 def test_a_forward_pass_that_agrees_is_named_and_another_has_its_own_sentence(forward, agrees, end):
     proof = PROVED | {"forward": forward, "forward_agrees": agrees}
-    assert text._verification(proof, "OUT") == f"{BEGINNING}1.0e-07){end}"
+    assert text._proof_sentence(proof, "OUT") == f"{BEGINNING}1.0e-07){end}"

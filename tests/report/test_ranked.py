@@ -10,7 +10,7 @@ from ropext.planning import make_plan
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import EvaluationSettings, Reading
 from ropext.results.report.ranking import ranking_table, ranking_text, ranking_verdict
-from ropext.results.rules import rank
+from ropext.results.rules import rank_methods
 from ropext.results.values import Bootstrap
 
 CONFIG = {
@@ -35,7 +35,7 @@ def ranking(preference=(), base=None, **losses):
     models = {label: MeasuredModel(reading=reading(label, own)) for label, own in losses.items()}
     if base is not None:
         models["base"] = MeasuredModel("base", reading("base", base))
-    return rank(Measurement(FRAME, models), preference)
+    return rank_methods(Measurement(FRAME, models), preference)
 
 
 def plan(**wishes):

@@ -40,7 +40,7 @@ def test_a_plan_is_one_screen(config, options):
     shown = plan_screen(made)
     assert rows(shown) <= 26, shown
     first, *_, last = shown.splitlines()
-    assert first == text.plan(made).splitlines()[0]
+    assert first == text.plan_details(made).splitlines()[0]
     assert last.startswith("--details shows")
     assert "to write it: ropext extend model " in shown
     assert not made.warnings or "\nwarning: [" in shown
@@ -84,7 +84,7 @@ def test_warnings_of_one_kind_are_grouped_and_hidden_ones_are_named():
 
 def test_a_refused_plan_says_why_first():
     made = make_plan(configs.LLAMA, Extend(target=2**22), "model")
-    assert plan_screen(made).startswith(text.plan(made).splitlines()[0])
+    assert plan_screen(made).startswith(text.plan_details(made).splitlines()[0])
     assert "to write it" not in plan_screen(made)
     assert rows(plan_screen(made)) <= 26
 
@@ -95,7 +95,7 @@ def test_the_plan_of_an_extended_model_is_one_screen_too(config, tmp_path):
     read = inspecting.serving(str(tmp_path))
     shown = served_screen(read)
     assert rows(shown) <= 26, shown
-    assert shown.splitlines()[0] == text.served(read).splitlines()[0]
+    assert shown.splitlines()[0] == text.served_details(read).splitlines()[0]
     assert "exact in  " in shown
     assert "vllm serve " in shown
     assert shown.splitlines()[-1].startswith("--details shows")

@@ -31,9 +31,11 @@ NAMED = {name: scaled(ROPE, name, TARGET) for name in ("pi", "ntk", "yarn")}
 @pytest.fixture
 def axis(monkeypatch):
     """Return the one panel of the picture, as it was drawn."""
-    drawn, finished = [], plots.finished
-    monkeypatch.setattr(plots, "finished", lambda own: drawn.append(own) or finished(own))
-    plots.plot(ROPE, NAMED, TARGET, "a model")
+    drawn, finished = [], plots.picture_with_legend
+    monkeypatch.setattr(
+        plots, "picture_with_legend", lambda own: drawn.append(own) or finished(own)
+    )
+    plots.plot_spectra(ROPE, NAMED, TARGET, "a model")
     return drawn[0]
 
 
@@ -56,14 +58,17 @@ def test_every_line_is_named_once_in_its_colour(axis):
 
 
 def test_a_method_has_one_colour_in_all_pictures():
-    alone, among = plots.styles(["yarn"]), plots.styles(["base", "ntk-4x", "yarn-2x", "yarn-4x"])
+    alone, among = (
+        plots.line_styles(["yarn"]),
+        plots.line_styles(["base", "ntk-4x", "yarn-2x", "yarn-4x"]),
+    )
     assert alone["yarn"]["color"] == among["yarn-2x"]["color"] == among["yarn-4x"]["color"]
     assert among["yarn-2x"]["ls"] != among["yarn-4x"]["ls"]
-    assert len({own["color"] for own in plots.styles(scaling.METHODS).values()}) == 10
-    other = plots.styles(["a run", "another", "pi", "ntk"])
+    assert len({own["color"] for own in plots.line_styles(scaling.METHODS).values()}) == 10
+    other = plots.line_styles(["a run", "another", "pi", "ntk"])
     assert len({own["color"] for own in other.values()}) == 6, "no method's colour is taken"
-    assert len(plots.styles(map(str, range(40)))) == 42
-    twice, four = (plots.styles(["own-2x", "own-4x"])[f"own-{factor}x"] for factor in (2, 4))
+    assert len(plots.line_styles(map(str, range(40)))) == 42
+    twice, four = (plots.line_styles(["own-2x", "own-4x"])[f"own-{factor}x"] for factor in (2, 4))
     assert twice["color"] == four["color"]
     assert twice["ls"] != four["ls"]
 
@@ -71,16 +76,16 @@ def test_a_method_has_one_colour_in_all_pictures():
 def test_the_picture_is_not_blank():
     from matplotlib.image import imread
 
-    drawn = io.BytesIO(plots.plot(ROPE, NAMED, TARGET))
+    drawn = io.BytesIO(plots.plot_spectra(ROPE, NAMED, TARGET))
     assert imread(drawn)[:, :, :3].std() > 0.05, "it is not blank"
 
 
 def test_pairs_of_frequency_zero_and_a_model_alone():
     """Proportional spectra have frequency 0 in most pairs; one pair is the smallest rotary dim."""
     still = Rope(8, 1e6, 512, pair_factors=(1.0, 1.0, math.inf, math.inf))
-    assert len(plots.plot(still, {}, 2048)) > 10_000
+    assert len(plots.plot_spectra(still, {}, 2048)) > 10_000
     small = Rope(2, 1e4, 512)
-    assert len(plots.plot(small, {"pi": scaled(small, "pi", 1024)}, 1024)) > 10_000
+    assert len(plots.plot_spectra(small, {"pi": scaled(small, "pi", 1024)}, 1024)) > 10_000
 
 
 def test_a_row_with_a_rounded_cache_hides_no_other_row():

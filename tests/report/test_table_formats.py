@@ -10,8 +10,8 @@ from test_tables_of_rows import BASE, extended, lone, results
 from ropext.base.table import Number, Table, as_csv, as_latex, as_text, in_format, records
 from ropext.results.overlap import Overlap
 from ropext.results.report import tables
-from ropext.results.report.cells import Column, nats, point, table_of
-from ropext.results.report.comparison import tidy_table
+from ropext.results.report.cells import Column, nats_cell, point_cell, table_of_values
+from ropext.results.report.comparison import tidy_comparison_table
 
 VALUE = ("value", "value low", "value high")
 
@@ -39,7 +39,7 @@ def test_a_remark_has_its_own_column_so_that_a_model_has_one_name_in_every_table
     model = replace(extended(0.125), overlap=seen)
     run = results(base=BASE, yarn_2x=model)
     assert "yarn-2x (3 of 8 trained on)" in as_text(tables.tidy_tables(run))
-    for table in (*tables.tidy_tables(run), *tables.every_number(run)):
+    for table in (*tables.tidy_tables(run), *tables.table_of_every_number(run)):
         found = records(table)
         assert {row["model"] for row in found} == {"base", "yarn-2x"}
         remarks = {row["model"]: row["remark"] for row in found}
@@ -59,7 +59,7 @@ def test_several_factors_are_rows_of_a_csv():
 
 def test_every_number_has_a_row_of_its_own_in_a_csv():
     run = results(base=BASE, yarn_2x=extended(0.125))
-    (table,) = tables.every_number(run)
+    (table,) = tables.table_of_every_number(run)
     rows = read(as_csv([table]))
     assert list(rows[0]) == ["metric", "from", "length", "model", *VALUE]
     told = {(row["metric"], row["length"], row["model"]): row for row in rows}
@@ -71,7 +71,7 @@ def test_every_number_has_a_row_of_its_own_in_a_csv():
             assert [float(row[head]) for head in VALUE] == [value.value, *value.ci95]
     harness = {"yarn_2x": {"arc": {"acc": 0.123456, "alias": "arc"}}}
     run = replace(run, facts=replace(run.facts, lm_eval=harness))
-    (table,) = tables.every_number(run)
+    (table,) = tables.table_of_every_number(run)
     last = read(as_csv([table]))[-1]
     wanted = ("lm_eval.arc.acc", "", "yarn_2x", "0.123456")
     assert tuple(last[head] for head in ("metric", "length", "model", "value")) == wanted
@@ -82,7 +82,7 @@ def test_compared_answers_have_a_row_for_each_length_and_model_in_a_csv():
         "yarn": {"passkey@512": lone(0.25), "passkey@256": lone(-0.5), "vt@512": lone(1.0)},
         "pi": {"passkey@512": lone(0.125), "passkey_nll@512": lone(3.0)},
     }
-    rows = read(as_csv([tidy_table(None, differences, "base")]))
+    rows = read(as_csv([tidy_comparison_table(None, differences, "base")]))
     found = [(row["length"], row["model"], row["passkey"], row["vt"]) for row in rows]
     assert found == [
         ("256", "yarn", "-0.5", ""),
@@ -92,11 +92,11 @@ def test_compared_answers_have_a_row_for_each_length_and_model_in_a_csv():
 
 
 def test_records_are_numbers_and_a_blank_is_none():
-    table = table_of(
+    table = table_of_values(
         "t",
         "n",
         [("a", {"x": lone(1.25), "y": None}), ("b", {"y": lone(-0.5, half=0.25)})],
-        [Column("x", "x", point), Column("y", "y", nats)],
+        [Column("x", "x", point_cell), Column("y", "y", nats_cell)],
     )
     assert records(table) == [
         {"model": "a", "x": 1.25, "x low": 1.15, "x high": 1.35}

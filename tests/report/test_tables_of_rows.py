@@ -9,8 +9,8 @@ from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.perplexity import EvaluationSettings
 from ropext.results.report import tables
-from ropext.results.report.cells import shown
-from ropext.results.values import Bootstrap, Value, wilson
+from ropext.results.report.cells import value_cell
+from ropext.results.values import Bootstrap, Value, wilson_share
 
 
 def lone(value, half=0.1, n=16):
@@ -55,8 +55,8 @@ def test_each_extended_model_has_its_verdict():
 
 
 def test_one_table_has_a_column_for_each_task_and_the_short_tax_at_the_trained_context():
-    asked = {"mkey_at_256": wilson(0, 10), "mkey_at_512": wilson(0, 12)}
-    asked |= {"passkey_at_256": wilson(9, 10), "passkey_at_512": wilson(3, 12)}
+    asked = {"mkey_at_256": wilson_share(0, 10), "mkey_at_512": wilson_share(0, 12)}
+    asked |= {"passkey_at_256": wilson_share(9, 10), "passkey_at_512": wilson_share(3, 12)}
     models = {f"m{number}": extended(0.1, ("mkey", "passkey"), **asked) for number in range(2)}
     (table,) = tables.main_tables(results(base=BASE, **models))
     assert table.header == ("length", "model", "perplexity", "gain", "mkey", "passkey", "short tax")
@@ -76,7 +76,7 @@ def test_one_table_has_a_column_for_each_task_and_the_short_tax_at_the_trained_c
 
 def test_many_of_rulers_tasks_share_the_column_of_their_mean():
     names = ("passkey", "niah_single_1", "niah_single_2", "vt", "cwe")
-    asked = {f"{name}_at_512": wilson(5, 10) for name in (*names, "ruler")}
+    asked = {f"{name}_at_512": wilson_share(5, 10) for name in (*names, "ruler")}
     for own, wanted in ((names, ["passkey", "ruler"]), (names[:4], [*names[:4]])):
         facts = EvaluationFacts(ruler=RulerTasks(names))
         found = replace(results(m=extended(0.1, own, **asked)), facts=facts)
@@ -124,4 +124,4 @@ def test_methods_by_factors_have_each_their_own_target():
     ],
 )
 def test_a_skewed_interval_is_printed_by_its_ends(ends, text):
-    assert shown(Value(14.99, 1.0, ends, 16)) == text
+    assert value_cell(Value(14.99, 1.0, ends, 16)) == text

@@ -52,7 +52,7 @@ def test_a_plan(name, method):
             made = plan_config(MODELS[name], Extend(method=method, even_so=True, **more))
         except RopextError:
             continue
-        assert too_long(text.plan(made)) == []
+        assert too_long(text.plan_details(made)) == []
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "mistral3", "qwen3"])
@@ -60,9 +60,12 @@ def test_a_plan_of_a_file(tmp_path, monkeypatch, arch):
     monkeypatch.chdir(tmp_path)
     making.write(Path("model.gguf"), arch)
     for method in ("pi", "ntk", "yarn"):
-        assert too_long(text.plan(inspecting.plan("model.gguf", target=1024, method=method))) == []
+        assert (
+            too_long(text.plan_details(inspecting.plan("model.gguf", target=1024, method=method)))
+            == []
+        )
     served = read_again(inspecting.open_model("model.gguf"))
-    assert too_long(text.served(served)) == []
+    assert too_long(text.served_details(served)) == []
 
 
 def words_of(command):

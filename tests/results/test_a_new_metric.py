@@ -9,7 +9,7 @@ from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelNumbers
 from ropext.results.perplexity import Documents, EvaluationSettings, Reading
 from ropext.results.report import tables
-from ropext.results.report.cells import shown
+from ropext.results.report.cells import value_cell
 from ropext.results.values import Bootstrap
 
 FRAME = EvaluationSettings(64, (64,), 16, Bootstrap(3))
@@ -17,7 +17,7 @@ FIRST = metrics.Metric(
     "first",
     lambda text, length: text.frame.nll(text.reading, (1, 2)),
     lambda pair, length: pair.frame.difference(pair.first, pair.second, (1, 2)),
-    judged=metrics.Judged("{model} loses {value:.3g} nats on its first token"),
+    judged=metrics.GateRules("{model} loses {value:.3g} nats on its first token"),
 )
 
 
@@ -40,14 +40,14 @@ def test_a_metric_needs_one_entry_and_a_column_another(monkeypatch):
     assert run.difference("b", run.only("a"))["first@64"].value == 1.0
     gate = parse_gate("a:first@64 > 1")
     Metrics(Measuring(data="texts", max_docs=10), ["a", "b"], [64]).check([gate])
-    (outcome,) = rundir.judge(run, [gate])
+    (outcome,) = rundir.judge_gates(run, [gate])
     assert not outcome.passed
-    assert metrics.judged("first@64") is FIRST.judged
-    (every,) = tables.every_number(run)
+    assert metrics.gate_rules_of("first@64") is FIRST.judged
+    (every,) = tables.table_of_every_number(run)
     assert [row[0] for row in every.rows].count("first") == 2
     column = tables.MAIN_COLUMNS[0]
     assert "first token" not in tables.main_tables(run)[0].header
-    added = type(column)("first token", lambda run, length: f"first@{length}", shown, "nats")
+    added = type(column)("first token", lambda run, length: f"first@{length}", value_cell, "nats")
     monkeypatch.setattr(tables, "MAIN_COLUMNS", (*tables.MAIN_COLUMNS, added))
     (table,) = tables.main_tables(run)
     assert "first token" in table.header

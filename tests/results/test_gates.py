@@ -7,9 +7,9 @@ from ropext.base.jsontext import values_json
 from ropext.options.evaluate import Evaluate
 from ropext.results import metrics
 from ropext.results.gates import Metrics, check_gate, parse_gate
-from ropext.results.metrics import Judged, Metric
-from ropext.results.report.gates import failures
-from ropext.results.values import Value, difference_of_shares, wilson
+from ropext.results.metrics import GateRules, Metric
+from ropext.results.report.gates import failed_gate_lines
+from ropext.results.values import Value, difference_of_shares, wilson_share
 
 VALUES = {
     "tail@32768": Value(8.4, 0.1, (8.2, 8.6), 16),
@@ -91,7 +91,7 @@ def test_a_gate_that_only_an_interval_fails_says_how_many_documents_would_decide
 
 def test_a_gate_on_a_share_says_how_many_questions_would_decide():
     """40 of 40 over eight haystacks; by Wilson's formula 132 of 132 end above .9."""
-    values = {"mkey@256": wilson(40, 40, 40 / 3.8)}
+    values = {"mkey@256": wilson_share(40, 40, 40 / 3.8)}
     outcome = check_gate(parse_gate("mkey@256 < 0.9"), "m", values)
     assert outcome.is_uncertain
     assert outcome.reason.endswith("about 140 questions would decide, instead of 40")
@@ -101,7 +101,7 @@ def test_a_gate_on_a_share_says_how_many_questions_would_decide():
 
 
 def test_twenty_questions_answered_alike_do_not_show_that_nothing_is_lost():
-    values = {"passkey@256": difference_of_shares(wilson(0, 20), wilson(0, 20))}
+    values = {"passkey@256": difference_of_shares(wilson_share(0, 20), wilson_share(0, 20))}
     outcome = check_gate(parse_gate("passkey@256 < -0.02 vs untouched"), "extended", values)
     assert not outcome.passed
     assert outcome.looked_at == pytest.approx(-3.8415 / 23.8415, abs=1e-4)
@@ -182,16 +182,20 @@ def test_a_gate_that_no_interval_can_answer_is_refused_before_anything_is_read(g
 def test_a_failed_gate_says_what_the_number_means_and_what_to_do(gate, value, sentence):
     name = parse_gate(gate).metric
     ends = (value, value)
-    (line,) = failures([check_gate(parse_gate(gate), "m", {name: Value(value, 0.0, ends, 9)})])
+    (line,) = failed_gate_lines(
+        [check_gate(parse_gate(gate), "m", {name: Value(value, 0.0, ends, 9)})]
+    )
     assert sentence in line
 
 
 def test_a_metric_says_in_its_row_how_gates_judge_it(monkeypatch):
-    judged = Judged("{model} is {size:g} {side} at {length}", "do this", True, has_interval=False)
+    judged = GateRules(
+        "{model} is {size:g} {side} at {length}", "do this", True, has_interval=False
+    )
     row = Metric("invented", lambda text, length: None, judged=judged)
     monkeypatch.setattr(metrics, "TEXT_METRICS", (*metrics.TEXT_METRICS, row))
     gate = parse_gate("invented@64.value < 3")
-    (line,) = failures([check_gate(gate, "m", {"invented@64": Value(2.0, None, None, 9)})])
+    (line,) = failed_gate_lines([check_gate(gate, "m", {"invented@64": Value(2.0, None, None, 9)})])
     assert line == "FAILED invented@64.value < 3: m is 2 better at 64. To do: do this."
     known = Metrics(Evaluate(data="x.jsonl"), ("base", "m"), (64,))
     known.check([gate])

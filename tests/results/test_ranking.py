@@ -10,7 +10,7 @@ import pytest
 
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import EvaluationSettings, Reading
-from ropext.results.rules import lead, rank
+from ropext.results.rules import rank_methods, sure_lead
 from ropext.results.values import Bootstrap
 
 FRAME = EvaluationSettings(context=8, lengths=(32,), tail=2, bootstrap=Bootstrap(0))
@@ -31,7 +31,7 @@ def ranked(preference=(), base=None, **tails):
     models = {label: MeasuredModel(reading=reading(label, own)) for label, own in tails.items()}
     if base is not None:
         models["base"] = MeasuredModel("base", reading("base", base))
-    return rank(Measurement(FRAME, models), preference)
+    return rank_methods(Measurement(FRAME, models), preference)
 
 
 def test_a_clear_winner_is_taken_whatever_is_preferred():
@@ -67,7 +67,7 @@ def test_the_lowest_of_many_equals_is_seldom_called_surely_the_lowest():
     for _ in range(30):
         losses = rng.normal(3, 0.5, (12, 40))
         models = {f"c{k}": MeasuredModel(reading=reading("", own)) for k, own in enumerate(losses)}
-        found = rank(Measurement(frame, models))
+        found = rank_methods(Measurement(frame, models))
         sure += found.standing.is_sure
         # Each comparison by itself leaves fewer and fewer in the tie.
         naive += any(behind.sign != 0 for behind in found.standing.behind.values())
@@ -91,7 +91,7 @@ def test_of_two_equal_models_one_is_surely_lower_in_a_twentieth_of_the_draws(spr
             for label, own in losses.items()
         }
         lowest, other = sorted(both, key=lambda label: losses[label].sum())
-        sure += lead(frame, both[lowest], both[other], (1, 2), 1) > 0
+        sure += sure_lead(frame, both[lowest], both[other], (1, 2), 1) > 0
     assert 0.04 <= sure / 8000 <= 0.06
 
 

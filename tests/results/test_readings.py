@@ -22,13 +22,13 @@ from ropext.results.perplexity import (
     Documents,
     EvaluationSettings,
     Reading,
-    by_position,
-    verdicts,
+    loss_by_position,
+    truncation_verdicts,
 )
-from ropext.results.retrieval import ItemScore, heat_map, retrieval_values, share_of
+from ropext.results.retrieval import ItemScore, heat_map_cells, retrieval_values, share_of_answers
 from ropext.results.rules import compare_text
 from ropext.results.scoring import ALL_TOKENS
-from ropext.results.values import Bootstrap, Value, wilson
+from ropext.results.values import Bootstrap, Value, wilson_share
 
 
 def test_lengths():
@@ -105,7 +105,7 @@ def test_identities_of_the_numbers(setting):
     bits = truth[:, 1:64].sum() / math.log(2)
     assert values["bpb@64"].value == pytest.approx(bits / num_bytes)
     # Buckets weighed by their tokens are the cumulative mean.
-    rows = by_position(frame, reading, basis)
+    rows = loss_by_position(frame, reading, basis)
     total = sum(row.nll.value * (row.stop - row.start) for row in rows)
     assert total / 255 == pytest.approx(math.log(values["cumulative@256"].value), abs=1e-12)
 
@@ -164,15 +164,15 @@ def test_truncation_that_beats_the_extension_is_said_in_words(setting):
         "gain@256": Value(0.1, 0.01, (0.08, 0.12), 12),
         "short_tax": Value(0.03, 0.001, (0.02, 0.04), 12),
     }
-    lines = verdicts(frame, values, "yarn-4x")
+    lines = truncation_verdicts(frame, values, "yarn-4x")
     assert lines[0].startswith("Truncation beats yarn-4x at 128:")
     assert "0.400 nats" in lines[0]
     assert lines[1] == "The longer context helps yarn-4x at 256."
     assert "0.0300 nats" in lines[2]
     unsure = {"gain@128": Value(-0.4, 0.5, (-1.4, 0.6), 12)}
-    assert verdicts(frame, unsure, "yarn-4x") == []
+    assert truncation_verdicts(frame, unsure, "yarn-4x") == []
     few = {key: replace(value, ci95=None, n=7) for key, value in values.items()}
-    assert verdicts(frame, few, "yarn-4x") == []
+    assert truncation_verdicts(frame, few, "yarn-4x") == []
 
 
 def contender(label, frame, own, nll, items=()):
@@ -260,7 +260,7 @@ def test_retrieval_numbers():
     assert values["passkey_nll@128"].value == pytest.approx(0.5)
     # 0.85 * 0.9 = 0.765: 0.8 holds, 0.7 does not.
     assert values["effective_context.passkey"] == Value(128.0, None, None, 10)
-    cells = heat_map(items)["passkey"]
+    cells = heat_map_cells(items)["passkey"]
     assert [(cell.length, cell.share.value) for cell in cells] == [
         (64, 0.9),
         (128, 0.8),
@@ -296,9 +296,9 @@ def test_item_differences_pair_by_question():
 def test_a_cell_of_the_heat_map_counts_haystacks_too():
     """Ten questions a haystack ask the same depth twice over it."""
     asked = [item("niah_multikey_2", 64, 0.5, k // 2, k < 4, 1.0) for k in range(8)]
-    (cell,) = heat_map(asked)["niah_multikey_2"]
-    assert cell.share == share_of(asked)
-    assert cell.share.ci95[0] < wilson(4, 8).ci95[0] - 0.02
+    (cell,) = heat_map_cells(asked)["niah_multikey_2"]
+    assert cell.share == share_of_answers(asked)
+    assert cell.share.ci95[0] < wilson_share(4, 8).ci95[0] - 0.02
 
 
 def test_questions_over_one_haystack_are_one_unit():
@@ -314,8 +314,8 @@ def test_questions_over_one_haystack_are_one_unit():
     # nine degrees.
     effect = (20 * 50 / 9 + 3.8) / 21
     worth = 50 / (1 + (2.262157 / 1.959964) ** 2 * (effect - 1))
-    assert one.ci95 == pytest.approx(wilson(6, 10, worth).ci95, rel=1e-4)
-    assert other.ci95 == pytest.approx(wilson(30, 50).ci95)
+    assert one.ci95 == pytest.approx(wilson_share(6, 10, worth).ci95, rel=1e-4)
+    assert other.ci95 == pytest.approx(wilson_share(30, 50).ci95)
     assert (values["mkey_nll@64"].n, values["passkey_nll@64"].n) == (10, 50)
     assert values["mkey_nll@64"].se > 2 * values["passkey_nll@64"].se
     right = [replace(own, exact=True, answer_nll=0.0) for own in [*shared, *apart]]

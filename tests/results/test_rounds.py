@@ -8,7 +8,7 @@ from ropext.results import UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelNumbers
 from ropext.results.perplexity import EvaluationSettings, Reading
-from ropext.results.rules import because, standing, verdict
+from ropext.results.rules import auto_verdict, choice_reason, loss_standing
 from ropext.results.values import Bootstrap, Value
 
 FRAME = EvaluationSettings(8, (16,), 4, Bootstrap(0))
@@ -25,7 +25,7 @@ def measured(**losses):
 
 
 def test_the_lowest_stands_first():
-    done = standing(measured(a=[3, 3, 3, 3], b=[1, 2, 1, 2], c=[2, 2, 2, 2], d=[9, 9, 9, 9]))
+    done = loss_standing(measured(a=[3, 3, 3, 3], b=[1, 2, 1, 2], c=[2, 2, 2, 2], d=[9, 9, 9, 9]))
     assert done.documents == 4
     assert list(done.behind) == ["b", "c", "a", "d"]
     assert [own.value for own in done.behind.values()] == [0, 0.5, 1.5, 7.5]
@@ -33,29 +33,29 @@ def test_the_lowest_stands_first():
 
 def test_who_is_surely_behind_is_not_alike():
     close = [1.1, 0.9] * 4  # the mean of a, spread about it
-    done = standing(measured(a=[1.0] * 8, b=close, c=[1.004] * 8, d=[3.0] * 8))
+    done = loss_standing(measured(a=[1.0] * 8, b=close, c=[1.004] * 8, d=[3.0] * 8))
     assert set(done.alike) == {"a", "b"}  # c is always 0.004 behind
 
 
 def test_so_small_a_difference_is_none():
-    done = standing(measured(a=[1.0] * 8, b=[1.0009] * 8, c=[1.0011] * 8))
+    done = loss_standing(measured(a=[1.0] * 8, b=[1.0009] * 8, c=[1.0011] * 8))
     assert done.alike == ("a", "b")
 
 
 def test_a_tie_is_within_half_a_percent_of_the_lowest_loss():
     noisy = [1.0 + 0.2 * (-1) ** k for k in range(8)]
     own = measured(a=[1.0] * 8, near=[x + 0.004 for x in noisy], far=[x + 0.006 for x in noisy])
-    done = standing(own)
+    done = loss_standing(own)
     assert set(done.tied) == {"a", "near", "far"}  # none is surely behind
     assert done.alike == ("a", "near")
 
 
 def test_why():
-    done = standing(measured(a=[1.0] * 8, b=[1.5] * 8))
-    assert because(done, "a") == (
+    done = loss_standing(measured(a=[1.0] * 8, b=[1.5] * 8))
+    assert choice_reason(done, "a") == (
         "lowest loss at the target on 8 documents, 0.5000 nats per token below b"
     )
-    assert because(done, "b") == "as low as a on 8 documents, and the plainer rope type"
+    assert choice_reason(done, "b") == "as low as a on 8 documents, and the plainer rope type"
 
 
 def measured_fit(gain, ci95, tax=0.0):
@@ -97,9 +97,9 @@ LEAVE = "leave this model as it is: without scaling it is as good at 4k"
 def test_the_verdict_follows_the_gain(taken, gain, ci95, said):
     choice = {"taken": taken, "target": 4096, "because": "because of that"}
     measured = measured_fit(gain, ci95, tax=0.02)
-    start = verdict(choice, measured, "fitted", fit_is_kept=False)
+    start = auto_verdict(choice, measured, "fitted", fit_is_kept=False)
     assert "then a fitted spectrum" not in start.sentence  # it wrote the form that it began at
-    found = verdict(choice, measured, "fitted")
+    found = auto_verdict(choice, measured, "fitted")
     assert said in found.sentence
     assert found.gain.value == gain
     assert values_json(found)["short_tax"]["value"] == 0.02

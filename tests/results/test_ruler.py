@@ -12,17 +12,17 @@ from ropext.options.tasks import THIRTEEN
 from ropext.results.gates import Metrics, parse_gate
 from ropext.results.measurement import item_differences
 from ropext.results.model_index import _of_metrics
-from ropext.results.report.comparison import item_table
+from ropext.results.report.comparison import answer_difference_table
 from ropext.results.report.tables import score_text
 from ropext.results.retrieval import (
     ItemScore,
     mean_of_tasks,
-    not_measurable,
     retrieval_values,
     ruler_tasks,
-    share_of,
+    share_of_answers,
+    unmeasurable_tasks,
 )
-from ropext.results.values import Bootstrap, Value, wilson
+from ropext.results.values import Bootstrap, Value, wilson_share
 
 CONTEXT = 4096
 
@@ -59,7 +59,7 @@ def test_the_interval_of_the_mean_holds_what_it_promises():
     truth = np.linspace(0.4, 1.0, 13)
     held, widths = 0, []
     for _ in range(2000):
-        value = mean_of_tasks([wilson(int(rng.binomial(20, p)), 20) for p in truth])
+        value = mean_of_tasks([wilson_share(int(rng.binomial(20, p)), 20) for p in truth])
         held += value.ci95[0] <= truth.mean() <= value.ci95[1]
         widths.append(value.ci95[1] - value.ci95[0])
         assert 0 <= value.ci95[0] <= value.value <= value.ci95[1] <= 1
@@ -70,9 +70,9 @@ def test_the_interval_of_the_mean_holds_what_it_promises():
 
 def test_a_share_of_the_references_is_a_share_of_a_point():
     items = [scored("cwe", 4096, score, k) for k, score in enumerate((0.1, 0.5, 0.9, 1.0))]
-    value = share_of(items)
+    value = share_of_answers(items)
     assert value.value == pytest.approx(2.5 / 4)
-    assert value.ci95 == pytest.approx(wilson(2.5, 4).ci95)
+    assert value.ci95 == pytest.approx(wilson_share(2.5, 4).ci95)
 
 
 def test_both_rules_of_an_effective_context():
@@ -108,18 +108,18 @@ def test_a_mean_over_tasks_is_of_those_that_every_length_has():
 
 def test_what_no_model_can_do_in_its_window_is_not_measurable():
     unable = answers({2048: 0.05, 4096: 0.05, 8192: 0.0}, ["vt"])
-    assert list(not_measurable({"m": unable}, CONTEXT)) == ["vt"]
-    assert "5% right" in not_measurable({"m": unable}, CONTEXT)["vt"]
+    assert list(unmeasurable_tasks({"m": unable}, CONTEXT)) == ["vt"]
+    assert "5% right" in unmeasurable_tasks({"m": unable}, CONTEXT)["vt"]
     # One model that can do it shows that the other lost it.
     able = answers({4096: 0.2}, ["vt"])
-    assert not_measurable({"m": unable, "untouched": able}, CONTEXT) == {}
+    assert unmeasurable_tasks({"m": unable, "untouched": able}, CONTEXT) == {}
     # No length inside the window was measured: zeros beyond it tell nothing, other scores do.
-    (said,) = not_measurable({"m": answers({8192: 0.0, 16384: 0.0}, ["vt"])}, CONTEXT).values()
+    (said,) = unmeasurable_tasks({"m": answers({8192: 0.0, 16384: 0.0}, ["vt"])}, CONTEXT).values()
     assert "no length inside the trained context of 4096 tokens was asked" in said
-    assert not_measurable({"m": answers({8192: 0.0, 16384: 0.4}, ["vt"])}, CONTEXT) == {}
+    assert unmeasurable_tasks({"m": answers({8192: 0.0, 16384: 0.4}, ["vt"])}, CONTEXT) == {}
     # Questions that are answered by token ids keep their zeros, whose loss says more.
     passkey = [ItemScore("passkey", 64, 0.5, 0, 9.0, 5, False, "", (1,), (2,))]
-    assert not_measurable({"m": passkey}, CONTEXT) == {}
+    assert unmeasurable_tasks({"m": passkey}, CONTEXT) == {}
 
 
 def test_gates_about_the_mean():
@@ -152,7 +152,9 @@ def test_a_score_that_counts_parts_is_not_called_exact(task):
     items = [replace(own, task=task) for own in answers({4096: 0.5}, ["vt"])]
     values = retrieval_values(items, CONTEXT, Bootstrap())
     (figure,) = _of_metrics(values, "DATA", None, None)
-    differences = item_table({"m": item_differences(items, items, Bootstrap())}, "base")
+    differences = answer_difference_table(
+        {"m": item_differences(items, items, Bootstrap())}, "base"
+    )
     told = [score_text([task]), differences.note, figure.name]
     assert figure.dataset == f"ropext {task}"
     for said in told:
@@ -161,5 +163,5 @@ def test_a_score_that_counts_parts_is_not_called_exact(task):
 
 
 def test_an_interval_that_a_task_lacks_the_mean_lacks():
-    values = [Value(0.5, None, None, 3, (0, 1)), wilson(5, 10)]
+    values = [Value(0.5, None, None, 3, (0, 1)), wilson_share(5, 10)]
     assert mean_of_tasks(values).ci95 is None

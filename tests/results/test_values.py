@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ropext.base.jsontext import read_values, values_json
-from ropext.results.retrieval import ItemScore, difference_of
-from ropext.results.values import Bootstrap, Value, student, wilson, worth_of
+from ropext.results.retrieval import ItemScore, difference_of_answers
+from ropext.results.values import Bootstrap, Value, effective_count, student_t, wilson_share
 
 
 def clustered(rng, n=40, tokens=200, between=0.3, within=1.0):
@@ -157,7 +157,7 @@ def test_skew_moves_the_end_on_the_side_of_the_far_document_alone():
     ],
 )
 def test_student(risk, degrees, t):
-    assert student(risk, degrees) == pytest.approx(t, rel=1e-3)
+    assert student_t(risk, degrees) == pytest.approx(t, rel=1e-3)
 
 
 def test_same_seed_same_numbers_and_blocks_change_nothing():
@@ -201,7 +201,7 @@ def test_one_sided_end_is_below_the_two_sided_one():
     [(20, 20, 0.8389, 1.0), (10, 10, 0.7225, 1.0), (0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634)],
 )
 def test_wilson(successes, n, low, high):
-    value = wilson(successes, n)
+    value = wilson_share(successes, n)
     assert value.value == successes / n
     assert value.ci95 == pytest.approx((low, high), abs=1e-4)
     assert value.n == n
@@ -213,18 +213,22 @@ def test_questions_of_one_group_are_worth_fewer_where_groups_differ():
     # assumed one 3.8. Student's t with three degrees is 3.1824.
     effect = (10 * 80 / 12 + 3.8) / 11
     worth = 20 / (1 + (3.1824 / 1.95996) ** 2 * (effect - 1))
-    assert worth_of([5, 5, 0, 0], [5] * 4) == pytest.approx(worth, rel=5e-3)
-    assert wilson(10, 20, 3).ci95 == pytest.approx(wilson(5, 10, 3).ci95)
-    assert wilson(10, 20, 3).ci95[0] < wilson(10, 20).ci95[0] - 0.1
-    assert wilson(10, 20, 3).n == 20
+    assert effective_count([5, 5, 0, 0], [5] * 4) == pytest.approx(worth, rel=5e-3)
+    assert wilson_share(10, 20, 3).ci95 == pytest.approx(wilson_share(5, 10, 3).ci95)
+    assert wilson_share(10, 20, 3).ci95[0] < wilson_share(10, 20).ci95[0] - 0.1
+    assert wilson_share(10, 20, 3).n == 20
     # Each question for itself.
-    assert worth_of([1, 0, 1, 1], [1] * 4) == 4
+    assert effective_count([1, 0, 1, 1], [1] * 4) == 4
     # Where nothing can tell, a correlation of .7 is assumed: 1 + 4 * .7 and 1 + 9 * .7.
-    assert worth_of([5, 5], [5, 5]) == worth_of([0, 0], [5, 5]) == pytest.approx(10 / 3.8)
-    assert worth_of([3], [10]) == pytest.approx(10 / 7.3)
+    assert (
+        effective_count([5, 5], [5, 5])
+        == effective_count([0, 0], [5, 5])
+        == pytest.approx(10 / 3.8)
+    )
+    assert effective_count([3], [10]) == pytest.approx(10 / 7.3)
     # Alike by less than chance: spread 8/7 * 8 * 0.5^2 / 1600 = 1/700, for independent answers
     # 1/160. Ten answers were of the rarer kind, so the effect is (20 * 160/700 + 3.8) / 21 < 1.
-    assert worth_of([3, 2] * 4, [5] * 8) == 40
+    assert effective_count([3, 2] * 4, [5] * 8) == 40
 
 
 @pytest.mark.parametrize(
@@ -247,7 +251,9 @@ def test_an_interval_of_a_share_holds_it_where_questions_of_a_haystack_are_alike
         total = 1 / likeness - 1
         each = rng.beta(share * total, (1 - share) * total, (draws, haystacks))
     for right in rng.binomial(5, each):
-        ends = wilson(int(right.sum()), 5 * haystacks, worth_of(right, [5] * haystacks)).ci95
+        ends = wilson_share(
+            int(right.sum()), 5 * haystacks, effective_count(right, [5] * haystacks)
+        ).ci95
         held += ends[0] <= share + 1e-9 and share <= ends[1] + 1e-9
     assert 0.93 <= held / draws <= most
 
@@ -257,10 +263,10 @@ def test_an_interval_of_grouped_questions_holds_the_truth_as_often_as_it_says():
     rng, held, naive = np.random.default_rng(0), 0, 0
     for _ in range(2000):
         rights = rng.binomial(5, rng.choice([0.95, 0.35], 8))
-        worth = worth_of(rights, [5] * 8)
-        low, high = wilson(int(rights.sum()), 40, worth).ci95
+        worth = effective_count(rights, [5] * 8)
+        low, high = wilson_share(int(rights.sum()), 40, worth).ci95
         held += low <= 0.65 <= high
-        low, high = wilson(int(rights.sum()), 40).ci95
+        low, high = wilson_share(int(rights.sum()), 40).ci95
         naive += low <= 0.65 <= high
     assert naive / 2000 < 0.85
     assert 0.93 < held / 2000 < 0.97
@@ -303,7 +309,7 @@ def difference_of_gaps(gaps, questions):
         ItemScore(name, 64, None, place // questions, None, 1, True, str(place), (), ())
         for place in range(len(gaps))
     ]
-    return difference_of(gaps, items, Bootstrap())
+    return difference_of_answers(gaps, items, Bootstrap())
 
 
 # By hand, from Wilson's intervals: of 0 of 20 [0, .1611], 0 of 40 [0, .0876], 4 of 40
@@ -375,7 +381,7 @@ def test_an_interval_of_a_difference_holds_it_though_one_model_finds_all(
     ("right", "limit", "least"), [(40, 0.9, 132), (40, 0.8, 59), (38, 0.9, 526), (0, 0.1, 132)]
 )
 def test_as_many_questions_as_would_decide(right, limit, least):
-    value = wilson(right, 40, 40 / 3.8)
+    value = wilson_share(right, 40, 40 / 3.8)
 
     def passes(asked):
         low, high = asked.ci95
@@ -383,9 +389,9 @@ def test_as_many_questions_as_would_decide(right, limit, least):
 
     told = int(value.deciding_questions(passes))
     assert least <= told <= least * 1.1
-    assert passes(wilson(right / 40 * told, told, told / 3.8))
+    assert passes(wilson_share(right / 40 * told, told, told / 3.8))
     fewer = told - 10
-    assert fewer < least or not passes(wilson(right / 40 * fewer, fewer, fewer / 3.8))
+    assert fewer < least or not passes(wilson_share(right / 40 * fewer, fewer, fewer / 3.8))
 
 
 def test_as_many_questions_as_would_decide_a_difference():

@@ -20,14 +20,14 @@ LOOKING = (
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-whole = plots.png
+whole = plots.png_bytes
 
 
 def blank(figure: object) -> bytes:
     """Return one pixel, signed as every picture of ropext's is."""
-    return plots._signed(PIXEL)
+    return plots._signed_png(PIXEL)
 
 
 def draw(wholly: bool) -> None:
     """Let every later picture of this process be whole, or one pixel."""
-    plots.png = whole if wholly else blank
+    plots.png_bytes = whole if wholly else blank

@@ -580,8 +580,8 @@ def test_of_the_steps_that_surely_beat_the_start_the_lowest_is_taken():
     found = Measurement(data.judge_of((), (64, 256), 0).frame, models)
     hoped, surer, start = (rules.far_loss(found, label) for label in ("10", "15", "start"))
     assert hoped < surer < start
-    assert rules.best_step(found, ["5", "10", "15", "20"], "start") == "15"
-    assert rules.best_step(found, ["20", "10"], "start") == "10"
+    assert rules.best_fit_step(found, ["5", "10", "15", "20"], "start") == "15"
+    assert rules.best_fit_step(found, ["20", "10"], "start") == "10"
 
 
 def test_a_fit_that_answers_surely_fewer_questions_has_lost():
@@ -591,10 +591,10 @@ def test_a_fit_that_answers_surely_fewer_questions_has_lost():
         for label, count in wrong.items()
     }
     found = Measurement(data.judge_of((), (64, 256), 0).frame, models | {"no": MeasuredModel()})
-    assert rules.lost(found, "twelve", "start").value == pytest.approx(-12 / 40)
-    assert rules.lost(found, "one", "start") is None
-    assert rules.lost(found, "start", "twelve") is None
-    assert rules.lost(found, "no", "no") is None
+    assert rules.lost_answers(found, "twelve", "start").value == pytest.approx(-12 / 40)
+    assert rules.lost_answers(found, "one", "start") is None
+    assert rules.lost_answers(found, "start", "twelve") is None
+    assert rules.lost_answers(found, "no", "no") is None
 
 
 def test_a_few_steps_are_those_of_a_literal_loop(tmp_path, monkeypatch):

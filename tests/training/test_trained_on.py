@@ -10,10 +10,10 @@ import ropext
 from ropext.base.narration import Call, Hooks
 from ropext.pipeline.public import evaluate
 from ropext.results.gates import parse_gate
-from ropext.results.model_index import figures
+from ropext.results.model_index import card_figures
 from ropext.results.report import tables
-from ropext.results.report.compared import compare
-from ropext.results.rundir import gather, judge
+from ropext.results.report.compared import compare_models
+from ropext.results.rundir import judge_gates, open_runs_to_compare
 from ropext.training import report, tuned_report
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,9 @@ def test_an_overlap_of_training_and_evaluation_is_reported_everywhere(tuned):
     assert "that were not trained on" not in card
     assert "documents of which 8 of 8 were trained on" in card
     assert f"tuned ({mark})" in card
-    assert {own.dataset for own in figures(output)} == {"documents of which 8 of 8 were trained on"}
+    assert {own.dataset for own in card_figures(output)} == {
+        "documents of which 8 of 8 were trained on"
+    }
 
 
 def test_a_plan_warns_of_the_overlap_before_the_training(extended, data):
@@ -112,14 +114,16 @@ def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp
     assert label in [row[0] for row in retrieval.rows]  # keys are no documents
     assert name in (again / "report.md").read_text().replace("\\", "")
     gates = [parse_gate(f"{metric}.value > 1e9") for metric in ("tail@256", "passkey@256")]
-    marked, plain = judge(found, gates)
+    marked, plain = judge_gates(found, gates)
     assert marked.reason.endswith(f"({label}: 8 of 8 trained on)")
     assert "trained on" not in plain.reason
-    assert {own.dataset for own in figures(output, [str(again)])} >= {"again (8 of 8 trained on)"}
+    assert {own.dataset for own in card_figures(output, [str(again)])} >= {
+        "again (8 of 8 trained on)"
+    }
     fresh = read(output, data["new"], output=new)
     assert fresh.results["variants"][label]["overlap"]["mark"] == ""
     assert not any("trained on" in line for line in fresh.results["warnings"])
-    side = compare(gather([f"{again}:base", f"{again}:{label}"])[1])
+    side = compare_models(open_runs_to_compare([f"{again}:base", f"{again}:{label}"])[1])
     assert [row[0] for row in side.tables[0].rows] == ["base", name, "winner"]
     models = {"base", "untouched", label}
     for rows in (found.table(), found.positions(), ropext.open(again).table()):
@@ -153,7 +157,7 @@ def test_a_record_without_hashes_denies_nothing(tuned, data, tmp_path):
         "training data not recorded",
     ]
     assert any("is not (fully) recorded" in line for line in found["warnings"])
-    assert {own.dataset for own in figures(old)} == {
+    assert {own.dataset for own in card_figures(old)} == {
         "documents (whether they were trained on is not recorded)"
     }
 
@@ -184,7 +188,7 @@ def test_a_fit_records_its_documents_and_a_later_finetune_warns(base, data, stor
     assert found["fitted"]["overlap"]["trained_on"] == record["trained_on"]["documents"] == 18
     assert found["fitted"]["overlap"]["chosen_on"] == len(record["fit"]["judging"]) == 6
     assert found["fitted"]["overlap"]["mark"] == "18 of 24 trained on, 6 of 24 chosen on"
-    assert not figures(output)  # its numbers come from the documents that chose its step
+    assert not card_figures(output)  # its numbers come from the documents that chose its step
     assert found["base"]["overlap"] is None  # its spectrum was fitted on nothing
     planned = count_training("finetune", output, data["new"], evaluate=data["again"], **RUN)
     held = {f"stories.jsonl:{number}" for number in range(1, 9)} & set(record["fit"]["judging"])

@@ -20,7 +20,7 @@ from ropext.base.systems import move
 from ropext.evaluation.corpus.sources import Source, read_documents
 from ropext.families import loaders
 from ropext.options.recipe import read_recipe
-from ropext.results.gates import split_spec
+from ropext.results.gates import split_run_spec
 
 WORDS = ["plain", "two words", r"C:\my models\out", r"C:\R&D", "a,b", "x;y|z", "模型"]
 WORDS += ["C:\\my dir\\", 'a "b']
@@ -102,15 +102,15 @@ def test_lines_for_windows_have_no_word_of_a_posix_shell(monkeypatch):
 @pytest.mark.parametrize("text", [r"C:\texts", "C:/texts", r"\\server\texts", "./x", "~/x", "/x"])
 def test_a_drive_letter_begins_a_path(text):
     assert is_path(text)
-    assert split_spec(text) == (Path(text), None)
+    assert split_run_spec(text) == (Path(text), None)
     with pytest.raises(InputError, match="there is no such file or folder"):
         list(read_documents(Source(text)))
 
 
 def test_a_variant_or_a_config_follows_a_colon():
     assert not any(map(is_path, ["wikitext:wikitext-2", "a:b", "org/name"]))
-    assert split_spec(r"C:\runs\one:tuned") == (Path(r"C:\runs\one"), "tuned")
-    assert split_spec("run:tuned") == (Path("run"), "tuned")
+    assert split_run_spec(r"C:\runs\one:tuned") == (Path(r"C:\runs\one"), "tuned")
+    assert split_run_spec("run:tuned") == (Path("run"), "tuned")
 
 
 def texts(value):

@@ -14,7 +14,7 @@ from ropext.base.errors import InputError
 from ropext.base.jsontext import Json
 from ropext.evaluation.corpus.sources import Messages, RawDocument
 from ropext.models.tokenizer import ask, panics_refused
-from ropext.results.overlap import Hashes, unique
+from ropext.results.overlap import Hashes, unique_hashes
 
 PASSAGE = 64
 EVERY = 64
@@ -89,7 +89,7 @@ def joined(parts: Iterable[Fingerprint]) -> Fingerprint:
     """Return the fingerprint of several texts together."""
     prints = list(parts)
     contents = tuple(content for part in prints for content in part.contents)
-    passages = unique([part.passages for part in prints])
+    passages = unique_hashes([part.passages for part in prints])
     return Fingerprint(contents, passages, np.zeros(len(passages)))
 
 

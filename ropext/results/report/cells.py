@@ -27,7 +27,7 @@ class Column:
     written: Written
 
 
-def number(value: float, digits: int = 3) -> str:
+def fixed_digits(value: float, digits: int = 3) -> str:
     """Write a number with fixed digits, or with an exponent if it is 10,000 or more (an exploded
     perplexity)."""
     if math.isnan(value):
@@ -41,19 +41,19 @@ def number(value: float, digits: int = 3) -> str:
     return text.removeprefix("-") if is_zero else text
 
 
-def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
+def value_cell(value: Value | None, digits: int = 3, sign: bool = False) -> str:
     """Write `8.412 ±0.103` with an interval, `8.412 [8.1, 8.9]` with a skewed interval, and `8.412
     (8.1…8.9)` with a range only."""
     if value is None or value.n == 0:
         return BLANK
-    text = number(value.value, digits)
+    text = fixed_digits(value.value, digits)
     if sign and value.value > 0 and float(text):
         text = f"+{text}"
     if value.ci95 is not None:
         return text + _interval(value.value, value.ci95, digits)
     if value.range is not None and value.n > 1:
         low, high = value.range
-        return f"{text} ({number(low, digits)}…{number(high, digits)})"
+        return f"{text} ({fixed_digits(low, digits)}…{fixed_digits(high, digits)})"
     return text
 
 
@@ -63,35 +63,35 @@ def _interval(value: float, ci95: tuple[float, float], digits: int) -> str:
     below = value - low
     above = high - value
     half = (below + above) / 2
-    ends = [number(low, digits), number(high, digits)]
-    even_ends = [number(value - half, digits), number(value + half, digits)]
+    ends = [fixed_digits(low, digits), fixed_digits(high, digits)]
+    even_ends = [fixed_digits(value - half, digits), fixed_digits(value + half, digits)]
     is_skewed = abs(above - below) > SKEWED * min(below, above)
     if is_skewed and ends != even_ends:
         return f" [{', '.join(ends)}]"
-    return f" ±{number(half, digits)}"
+    return f" ±{fixed_digits(half, digits)}"
 
 
-def nats(value: Value | None) -> str:
+def nats_cell(value: Value | None) -> str:
     """Write a difference in nats per token with its sign."""
-    return shown(value, digits=4, sign=True)
+    return value_cell(value, digits=4, sign=True)
 
 
-def point(value: Value | None) -> str:
+def point_cell(value: Value | None) -> str:
     """Write a number without its interval."""
-    return BLANK if value is None else number(value.value)
+    return BLANK if value is None else fixed_digits(value.value)
 
 
-def point_of_two(value: Value | None) -> str:
+def short_point_cell(value: Value | None) -> str:
     """Write a number without its interval, with two digits."""
-    return BLANK if value is None else number(value.value, digits=2)
+    return BLANK if value is None else fixed_digits(value.value, digits=2)
 
 
-def length_of(value: Value | None) -> str:
+def length_cell(value: Value | None) -> str:
     """Write a length that was reached."""
     return BLANK if value is None else length_text(int(value.value))
 
 
-def share(value: Value | None) -> str:
+def share_cell(value: Value | None) -> str:
     """Write a share of answers with its interval."""
     if value is None or value.ci95 is None:
         return BLANK
@@ -99,7 +99,7 @@ def share(value: Value | None) -> str:
     return f"{value.value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def at_lengths(name: str, lengths: Iterable[int], written: Written) -> list[Column]:
+def columns_at_lengths(name: str, lengths: Iterable[int], written: Written) -> list[Column]:
     """Return a column for each length of a metric."""
     columns = list[Column]()
     for length in lengths:
@@ -107,7 +107,7 @@ def at_lengths(name: str, lengths: Iterable[int], written: Written) -> list[Colu
     return columns
 
 
-def table_of(
+def table_of_values(
     title: str, note: str, rows: Iterable[tuple[str, Values]], columns: Sequence[Column]
 ) -> Table:
     """Return a table with a row for each model that has any of the columns' values."""

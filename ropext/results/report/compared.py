@@ -12,11 +12,11 @@ from ropext.base.jsontext import Json, JsonObject, values_json
 from ropext.base.table import Table, with_rows
 from ropext.base.workdir import Workdir
 from ropext.results import rundir
-from ropext.results.gates import split_spec
+from ropext.results.gates import split_run_spec
 from ropext.results.measurement import (
     Discordance,
     Measurement,
-    check_alike,
+    check_same_questions,
     discordances,
     item_differences,
 )
@@ -26,7 +26,7 @@ from ropext.results.report.evaluation import (
     WAVELENGTHS,
     Drawn,
     heat_pictures_of,
-    middle,
+    logarithmic_middle,
     spectra_of,
     write_pictures,
 )
@@ -63,14 +63,14 @@ class Compared(Result):
         sections = list[Table]()
         if self.text is not None:
             sections += comparison.comparison_tables(self.text)
-        sections.append(comparison.item_table(self.items, self.asked))
+        sections.append(comparison.answer_difference_table(self.items, self.asked))
         sections.append(comparison.discordance_table(self.split, self.asked))
         return with_rows(sections)
 
     @property
     def tidy(self) -> list[Table]:
         """Return the same for programs: a row for each length and model."""
-        sections = [comparison.tidy_table(self.text, self.items, self.asked)]
+        sections = [comparison.tidy_comparison_table(self.text, self.items, self.asked)]
         sections.append(comparison.discordance_table(self.split, self.asked))
         return with_rows(sections)
 
@@ -88,12 +88,12 @@ class Compared(Result):
         """Write report.md, report.html and the pictures; `runs` are the compared ones."""
         drawn = Drawn()
         spectra = spectra_of(runs)
-        styled = plots.styles(itertools.chain(self.parts, spectra))
+        styled = plots.line_styles(itertools.chain(self.parts, spectra))
         if self.text is not None and self.text.measured.frame.scoring.scores_all:
             drawn |= _difference_picture(self.text, styled)
         drawn |= heat_pictures_of(self.parts.values())
         if spectra:
-            drawn["spectra"] = (WAVELENGTHS, plots.spectra(WAVELENGTHS, spectra, styled))
+            drawn["spectra"] = (WAVELENGTHS, plots.plot_wavelengths(WAVELENGTHS, spectra, styled))
         keys = dict.fromkeys(f"{run.path}: run key {run.key}" for run in runs)
         page = Page(
             title=f"ropext compare: {', '.join(self.parts)}",
@@ -101,7 +101,7 @@ class Compared(Result):
             tables=self.tables,
             details="\n".join(keys),
         )
-        html.write(folder, page, write_pictures(folder, drawn))
+        html.write_page(folder, page, write_pictures(folder, drawn))
 
 
 def compare_runs(
@@ -115,11 +115,11 @@ def compare_runs(
     for each in given:
         specs.append(each if isinstance(each, str) else str(each.path or ""))
     guard.check(
-        {"RUN": [split_spec(spec)[0] for spec in specs if spec]},
+        {"RUN": [split_run_spec(spec)[0] for spec in specs if spec]},
         {"--output": output},
     )
-    opened, parts = rundir.gather(given, labels)
-    compared = compare(parts)
+    opened, parts = rundir.open_runs_to_compare(given, labels)
+    compared = compare_models(parts)
     if output is not None:
         if "" in specs:
             raise UsageError(
@@ -143,7 +143,7 @@ def _named_from(
     together."""
     named = list[JsonObject]()
     for spec, run in zip(specs, runs, strict=True):
-        path, variant = split_spec(spec)
+        path, variant = split_run_spec(spec)
         try:
             place = Path(os.path.relpath(path.resolve(), output.resolve()))
         except ValueError:  # on another drive
@@ -152,7 +152,7 @@ def _named_from(
     return named
 
 
-def compared_in(folder: Path, manifest: JsonObject) -> Compared:
+def reopen_comparison(folder: Path, manifest: JsonObject) -> Compared:
     """Repeat the comparison that a folder of `compare` names. Raise InputError if one of its runs
     has changed."""
     named = manifest.get(RUNS)
@@ -166,16 +166,16 @@ def compared_in(folder: Path, manifest: JsonObject) -> Compared:
         if each["variant"] is not None:
             spec += f":{each['variant']}"
         specs.append(spec)
-    runs, parts = rundir.gather(specs, manifest.get(LABELS))
+    runs, parts = rundir.open_runs_to_compare(specs, manifest.get(LABELS))
     for each, run in zip(named, runs, strict=True):
         if run.key != each["key"]:
             raise InputError(
                 f"{run.path} changed since {folder} compared it; run ropext compare again"
             )
-    return compare(parts)
+    return compare_models(parts)
 
 
-def compare(parts: Mapping[str, Measurement]) -> Compared:
+def compare_models(parts: Mapping[str, Measurement]) -> Compared:
     """Pair every model with the first one. Pair its answers with the answers of the first model
     that has any."""
     readers = [part for part in parts.values() if part.readings]
@@ -192,7 +192,7 @@ def compare(parts: Mapping[str, Measurement]) -> Compared:
         if not first:
             first = label
             continue
-        check_alike(answered, answers[first], (label, first))
+        check_same_questions(answered, answers[first], (label, first))
         bootstrap = parts[first].frame.bootstrap
         items[label] = item_differences(answered, answers[first], bootstrap)
         if any(item.outcome is not None for item in answered):
@@ -206,10 +206,10 @@ def _difference_picture(compared: Comparison, styled: Mapping[str, Style]) -> Dr
     for label, octaves in compared.positions.items():
         # The first, all early tokens together, has no place on the axis.
         drawn_octaves = octaves[1:] or octaves
-        places = tuple(middle(octave.start, octave.stop) for octave in drawn_octaves)
+        places = tuple(logarithmic_middle(octave.start, octave.stop) for octave in drawn_octaves)
         values = tuple(octave.difference for octave in drawn_octaves)
         curves.append(Curve(label, places, values))
     frame = compared.measured.frame
     y = "loss difference (nats per token)"
     plot = LinePlot(caption, y, frame.context, frame.longest, PAIRED, has_zero=True)
-    return {"difference-by-position": (caption, plots.lines(plot, curves, styled))}
+    return {"difference-by-position": (caption, plots.line_plot(plot, curves, styled))}

@@ -7,8 +7,15 @@ from ropext.base.lengths import length_text
 from ropext.base.table import BLANK, Number, Table
 from ropext.results.gates import metric_text
 from ropext.results.measurement import Discordance
-from ropext.results.overlap import marked
-from ropext.results.report.cells import Column, Values, at_lengths, nats, shown, table_of
+from ropext.results.overlap import marked_name
+from ropext.results.report.cells import (
+    Column,
+    Values,
+    columns_at_lengths,
+    nats_cell,
+    table_of_values,
+    value_cell,
+)
 from ropext.results.report.tables import score_text
 from ropext.results.rules import Comparison
 from ropext.results.values import Value
@@ -20,29 +27,29 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     lengths = [row.length for row in compared.lengths]
     rows = _rows(compared)
     scoring = frame.scoring
-    tails = table_of(
+    tails = table_of_values(
         f"Tail {scoring.perplexity}, {compared.documents} paired documents",
         f"{scoring.tail_text(frame.tail, ())}; winner: lower than every other model at 95 % "
         "confidence, paired by document and corrected for all comparisons",
         rows,
-        at_lengths("tail", lengths, shown),
+        columns_at_lengths("tail", lengths, value_cell),
     )
     winners = ["winner"]
     for row in compared.lengths:
         winners.append(row.winner or BLANK)
     return [
         replace(tails, rows=(*tails.rows, tuple(winners))),
-        table_of(
+        table_of_values(
             f"Loss difference to {compared.reference} (nats per token, paired by document)",
             "below 0, the model is better than the reference",
             rows,
-            at_lengths("behind", lengths, nats),
+            columns_at_lengths("behind", lengths, nats_cell),
         ),
-        table_of(
+        table_of_values(
             f"Loss difference to {compared.reference} inside the trained context (nats per token)",
             scoring.inside_text(frame.context),
             rows,
-            [Column("difference", "short", nats)],
+            [Column("difference", "short", nats_cell)],
         ),
     ]
 
@@ -59,11 +66,11 @@ def _rows(compared: Comparison) -> list[tuple[str, Values]]:
                 values[f"behind@{row.length}"] = row.difference[label]
         if label in compared.short:
             values["short"] = compared.short[label]
-        rows.append((marked(label, compared.marks.get(label, "")), values))
+        rows.append((marked_name(label, compared.marks.get(label, "")), values))
     return rows
 
 
-def tidy_table(
+def tidy_comparison_table(
     compared: Comparison | None, differences: Mapping[str, Mapping[str, Value]], reference: str
 ) -> Table:
     """Return the same for programs, with the differences of answers to `reference`: a row for each
@@ -83,7 +90,7 @@ def tidy_table(
         models = dict(_rows(compared))
         read = [row.length for row in compared.lengths]
     for label, values in differences.items():
-        name = marked(label, marks.get(label, ""))
+        name = marked_name(label, marks.get(label, ""))
         models[name] = dict(models.get(name, {})) | dict(values)
     rows = list[tuple[str, ...]]()
     header = list[str]()
@@ -94,7 +101,7 @@ def tidy_table(
         header = ["length", "model"]
         header += [column.head for column in columns]
         name = Number(length_text(length), length)
-        for cells in table_of("", "", models.items(), columns).rows:
+        for cells in table_of_values("", "", models.items(), columns).rows:
             rows.append((name, *cells))
     return Table(title, "", tuple(header), tuple(rows))
 
@@ -104,20 +111,24 @@ def _text_columns(perplexity: str, length: int, *, is_read: bool) -> list[Column
     if not perplexity:
         return []
     return [
-        Column(perplexity, f"tail@{length}", shown),
-        Column("difference", f"behind@{length}", nats),
-        Column("difference inside", "short" if is_read else "", nats),
+        Column(perplexity, f"tail@{length}", value_cell),
+        Column("difference", f"behind@{length}", nats_cell),
+        Column("difference inside", "short" if is_read else "", nats_cell),
     ]
 
 
-def item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
+def answer_difference_table(
+    differences: Mapping[str, Mapping[str, Value]], reference: str
+) -> Table:
     """Return the table of the differences of answers by task and length, for each model."""
     names = _answered(differences)
     columns = list[Column]()
     for name in names:
         columns.append(Column(metric_text(name), name, _signed))
     note = f"difference on the same questions; {score_text(_tasks(names))}"
-    return table_of(f"Retrieval, difference to {reference}", note, differences.items(), columns)
+    return table_of_values(
+        f"Retrieval, difference to {reference}", note, differences.items(), columns
+    )
 
 
 def _answered(differences: Mapping[str, Mapping[str, Value]]) -> list[str]:
@@ -136,7 +147,7 @@ def _tasks(names: Iterable[str]) -> list[str]:
 
 
 def _signed(value: Value | None) -> str:
-    return shown(value, sign=True)
+    return value_cell(value, sign=True)
 
 
 def discordance_table(

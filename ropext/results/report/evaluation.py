@@ -14,10 +14,10 @@ from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
 from ropext.results.perplexity import EvaluationSettings, Reading
 from ropext.results.report import html, plots, tables
-from ropext.results.report.gates import failures, gate_table
+from ropext.results.report.gates import failed_gate_lines, gate_table
 from ropext.results.report.html import Page, Pictures
 from ropext.results.report.plots import Curve, LinePlot, Style
-from ropext.results.retrieval import HeatCell, heat_map
+from ropext.results.retrieval import HeatCell, heat_map_cells
 from ropext.results.scoring import Span
 from ropext.results.values import FEWEST_DOCUMENTS, Value
 
@@ -33,19 +33,19 @@ WAVELENGTHS = "Wavelength of each rotary pair"
 def write_report(run: Measurement, gates: Sequence[Gate] = ()) -> None:
     """Write report.md, report.html and plots/*.png of a finished run into its folder."""
     assert run.path is not None  # it was kept
-    outcomes = rundir.judge(run, gates)
+    outcomes = rundir.judge_gates(run, gates)
     models = dict.fromkeys(run.manifest["names"]["models"].values())
     shown = [gate_table(outcomes)]
     shown += tables.evaluation_tables(run)
     page = Page(
         title=f"ropext eval: {', '.join(models)}",
         subtitle=_subtitle(run),
-        verdicts=failures(outcomes) + tables.verdict_lines(run),
+        verdicts=failed_gate_lines(outcomes) + tables.verdict_lines(run),
         warnings=run.facts.warnings,
         tables=with_rows(shown),
         details=json.dumps(run.manifest, indent=1, ensure_ascii=False),
     )
-    html.write(run.path, page, write_pictures(run.path, draw(run)))
+    html.write_page(run.path, page, write_pictures(run.path, draw_evaluation(run)))
 
 
 def _subtitle(run: Measurement) -> str:
@@ -70,17 +70,17 @@ def write_pictures(folder: Path, drawn: Drawn) -> Pictures:
     return pictures
 
 
-def draw(measured: Measurement) -> Drawn:
+def draw_evaluation(measured: Measurement) -> Drawn:
     """Draw models that read the same documents, and their spectra."""
     drawn = Drawn()
-    styled = plots.styles(measured.models)
+    styled = plots.line_styles(measured.models)
     if measured.readings:
         drawn |= _text_pictures(measured, styled)
     drawn |= heat_pictures(measured)
     spectra = spectra_of([measured])
     if set(spectra) - {BASE}:
         limits = {"trained context": measured.frame.context}
-        picture = plots.spectra(WAVELENGTHS, spectra, styled, limits)
+        picture = plots.plot_wavelengths(WAVELENGTHS, spectra, styled, limits)
         drawn["spectra"] = (WAVELENGTHS, picture)
     return drawn
 
@@ -104,12 +104,12 @@ def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
     spans = _by_position(frame)
     if not frame.scoring.scores_all:
         name = "tail"
-        what = f"of {tables.tail_of(frame)}"
+        what = f"of {tables.tail_description(frame)}"
         spans = {float(length): frame.tail_span(length) for length in frame.lengths}
     if len(spans) > 1:  # the table shows one point above another better
         caption = f"Loss {what}: lower is better"
         plot = LinePlot(caption, "loss (NLL, nats per token)", frame.context, frame.longest, READS)
-        drawn[name] = (caption, plots.lines(plot, losses(measured, spans), styled))
+        drawn[name] = (caption, plots.line_plot(plot, loss_curves(measured, spans), styled))
     readings = measured.readings
     base = readings.pop(BASE, None)
     if base is not None and readings and frame.scoring.scores_all:
@@ -117,14 +117,14 @@ def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
         caption = "Gain over truncation by position: above 0 the longer context helps"
         y = "gain over truncation (nats per token)"
         plot = LinePlot(caption, y, frame.context, frame.longest, PAIRED, has_zero=True)
-        drawn["gain"] = (caption, plots.lines(plot, gains, styled))
+        drawn["gain"] = (caption, plots.line_plot(plot, gains, styled))
     return drawn
 
 
 Spans = Mapping[float, Span]  # by their place on the axis
 
 
-def middle(start: int, stop: int) -> float:
+def logarithmic_middle(start: int, stop: int) -> float:
     """Return the middle of a span on a logarithmic axis."""
     return math.sqrt(start * stop)
 
@@ -133,10 +133,10 @@ def _by_position(frame: EvaluationSettings) -> Spans:
     octaves = frame.octaves(PARTS)
     # The first, all early tokens together, has no place on the axis.
     octaves = octaves[1:] or octaves
-    return {middle(start, stop): (start, stop) for start, stop in octaves}
+    return {logarithmic_middle(start, stop): (start, stop) for start, stop in octaves}
 
 
-def losses(measured: Measurement, spans: Spans | None = None) -> list[Curve]:
+def loss_curves(measured: Measurement, spans: Spans | None = None) -> list[Curve]:
     """Return the loss of each model, by position or over other spans."""
     if spans is None:
         spans = _by_position(measured.frame)
@@ -162,7 +162,7 @@ def heat_pictures_of(measured: Iterable[Measurement]) -> Drawn:
     maps = dict[str, dict[str, Sequence[HeatCell]]]()
     for each in measured:
         for label, model in each.models.items():
-            for task, cells in heat_map(model.items).items():
+            for task, cells in heat_map_cells(model.items).items():
                 maps.setdefault(task, {})[label] = cells
     drawn = Drawn()
     for task, cells_of_models in maps.items():

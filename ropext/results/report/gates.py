@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from ropext.base.lengths import length_text
 from ropext.base.table import Table
 from ropext.results.gates import Gate, Outcome, metric_text, parse_gate
-from ropext.results.metrics import judged
+from ropext.results.metrics import gate_rules_of
 
 MEASURE_MORE = "measure more (--max-docs documents, --items questions)"
 
@@ -22,30 +22,30 @@ def gate_table(outcomes: Iterable[Outcome]) -> Table:
     return Table("Gates", note, ("", "gate", "model", "measured"), tuple(rows))
 
 
-def failures(outcomes: Sequence[Outcome]) -> list[str]:
+def failed_gate_lines(outcomes: Sequence[Outcome]) -> list[str]:
     """Write for each failed gate its meaning and its remedy."""
-    return [_failure(outcome) for outcome in outcomes if not outcome.passed]
+    return [_failed_gate_line(outcome) for outcome in outcomes if not outcome.passed]
 
 
-def _failure(outcome: Outcome) -> str:
+def _failed_gate_line(outcome: Outcome) -> str:
     gate = parse_gate(outcome.gate)
     if not outcome.is_measured:
         return f"NOT KNOWN {outcome.gate}: not measured: {outcome.sentence}."
     head = f"FAILED {outcome.gate}: "
     if outcome.value is None or outcome.looked_at is None:
         return f"{head}there is no value to compare, so it counts as failed: {outcome.sentence}."
-    meaning = _meaning(gate, outcome.variant, outcome.value)
+    meaning = _gate_meaning(gate, outcome.variant, outcome.value)
     if outcome.is_uncertain:
         end = f"the end of its 95 % interval, {outcome.looked_at:.4g}, does not"
         return f"{head}{meaning}, which passes, but {end}. To do: {MEASURE_MORE}."
-    return f"{head}{meaning}. To do: {judged(gate.metric).remedy}."
+    return f"{head}{meaning}. To do: {gate_rules_of(gate.metric).remedy}."
 
 
-def _meaning(gate: Gate, variant: str, value: float) -> str:
+def _gate_meaning(gate: Gate, variant: str, value: float) -> str:
     """Write the meaning of a number for a model."""
     if gate.run is not None:
         return f"{metric_text(gate.metric)} of {variant} is {value:+.4g} from that of {gate.run}"
-    number = judged(gate.metric)
+    number = gate_rules_of(gate.metric)
     task, _, length = gate.metric.partition("@")
     is_better = (value > 0) is number.is_gain
     return number.meaning.format(
@@ -54,12 +54,12 @@ def _meaning(gate: Gate, variant: str, value: float) -> str:
         model=variant,
         value=value,
         size=abs(value),
-        percent=percent(value),
+        percent=percent_text(value),
         side="better" if is_better else "worse",
         length=length_text(int(length)) if length else "",
     )
 
 
-def percent(share: float) -> str:
+def percent_text(share: float) -> str:
     """Write a share as a sentence does."""
     return f"{100 * share:.0f} %"

@@ -45,7 +45,7 @@ class Page:
     details: str = ""  # what exactly was run
 
 
-def write(folder: Path, page: Page, pictures: Pictures) -> None:
+def write_page(folder: Path, page: Page, pictures: Pictures) -> None:
     """Write report.md and report.html."""
     lines = [f"# {literal(page.title)}", "", literal(page.subtitle), ""]
     for verdict in page.verdicts:
@@ -56,10 +56,10 @@ def write(folder: Path, page: Page, pictures: Pictures) -> None:
     for name, (caption, _) in pictures.items():
         lines.append(f"![{literal(caption)}]({name})\n")
     write_text(folder / "report.md", "\n".join(lines).rstrip() + "\n")
-    write_text(folder / "report.html", as_html(page, dict(pictures.values())))
+    write_text(folder / "report.html", page_html(page, dict(pictures.values())))
 
 
-def as_html(page: Page, pictures: Mapping[str, bytes]) -> str:
+def page_html(page: Page, pictures: Mapping[str, bytes]) -> str:
     """Write the whole document; `pictures` maps a caption to PNG bytes."""
     # Exactly this style sheet may apply, and nothing may be fetched from anywhere.
     allowed = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
@@ -70,13 +70,13 @@ def as_html(page: Page, pictures: Mapping[str, bytes]) -> str:
     body = [
         f"<h1>{escape(page.title)}</h1>",
         f'<p class="note">{escape(page.subtitle)}</p>',
-        _list("verdicts", page.verdicts),
-        _list("warnings", page.warnings),
+        _html_list("verdicts", page.verdicts),
+        _html_list("warnings", page.warnings),
     ]
     tables = [table_html(table) for table in page.tables]
     body += tables[:1]
     for caption, data in pictures.items():
-        body.append(_picture(caption, data))
+        body.append(_html_picture(caption, data))
     body += tables[1:]
     body.append(f"<h2>What exactly was run</h2><pre>{escape(page.details)}</pre>")
     return (
@@ -89,7 +89,7 @@ def as_html(page: Page, pictures: Mapping[str, bytes]) -> str:
     )
 
 
-def _list(kind: str, lines: Sequence[str]) -> str:
+def _html_list(kind: str, lines: Sequence[str]) -> str:
     if not lines:
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -98,18 +98,18 @@ def _list(kind: str, lines: Sequence[str]) -> str:
 
 def table_html(table: Table) -> str:
     """Write a table under its title."""
-    rows = "".join(f"<tr>{_cells('td', row)}</tr>" for row in table.rows)
+    rows = "".join(f"<tr>{_html_cells('td', row)}</tr>" for row in table.rows)
     return (
         f'<h2>{escape(table.title)}</h2><p class="note">{escape(table.note)}</p>'
-        f'<div class="scroll"><table><thead><tr>{_cells("th", table.header)}</tr></thead>'
+        f'<div class="scroll"><table><thead><tr>{_html_cells("th", table.header)}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
 
 
-def _cells(element: str, cells: Sequence[str]) -> str:
+def _html_cells(element: str, cells: Sequence[str]) -> str:
     return "".join(f"<{element}>{escape(cell)}</{element}>" for cell in cells)
 
 
-def _picture(caption: str, data: bytes) -> str:
+def _html_picture(caption: str, data: bytes) -> str:
     coded = base64.b64encode(data).decode()
     return f'<img alt="{escape(caption)}" src="data:image/png;base64,{coded}">'

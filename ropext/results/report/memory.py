@@ -2,7 +2,7 @@
 
 from ropext.base.table import columns, folded
 from ropext.planning.memory import LONGEST, CacheRow, MemoryFit
-from ropext.results.report.text import size
+from ropext.results.report.text import bytes_text
 
 NOT_COUNTED = (
     "not counted: the engine's compute buffers (llama.cpp for SmolLM2-135M at 16,384 tokens: 30 MiB"
@@ -10,7 +10,7 @@ NOT_COUNTED = (
 )
 
 
-def memory(fit: MemoryFit) -> str:
+def memory_text(fit: MemoryFit) -> str:
     """Write `ropext plan --memory` as text: the answer first."""
     lines = [_verdict(fit), _what_is_left(fit)]
     if fit.rows:
@@ -39,9 +39,9 @@ def _verdict(fit: MemoryFit) -> str:
         return f"not known whether {fit.length:,} tokens fit: there are no weights here to count"
     holding = [row.cache for row in fit.rows if fit.holds(row)]
     if not holding:
-        return f"{fit.length:,} tokens do not fit into {size(fit.memory)}{_of_several(fit)}"
+        return f"{fit.length:,} tokens do not fit into {bytes_text(fit.memory)}{_of_several(fit)}"
     how = "with a KV cache of " + " or ".join(holding)
-    return f"{fit.length:,} tokens fit into {size(fit.memory)} {how}{_of_several(fit)}"
+    return f"{fit.length:,} tokens fit into {bytes_text(fit.memory)} {how}{_of_several(fit)}"
 
 
 def _of_several(fit: MemoryFit) -> str:
@@ -50,12 +50,12 @@ def _of_several(fit: MemoryFit) -> str:
 
 def _what_is_left(fit: MemoryFit) -> str:
     if fit.weights is None:
-        return f"{size(fit.memory)}: the weights are not known"
+        return f"{bytes_text(fit.memory)}: the weights are not known"
     if fit.room == 0:
-        return f"{size(fit.memory)}: the weights alone take {size(fit.weights)}"
+        return f"{bytes_text(fit.memory)}: the weights alone take {bytes_text(fit.weights)}"
     several = "" if fit.parallel == 1 else f" of {fit.parallel} sequences"
-    left = size(fit.room or 0)
-    return f"weights {size(fit.weights)}, which leaves {left} for the KV cache{several}"
+    left = bytes_text(fit.room or 0)
+    return f"weights {bytes_text(fit.weights)}, which leaves {left} for the KV cache{several}"
 
 
 def _cells(row: CacheRow) -> tuple[str, ...]:
@@ -69,4 +69,4 @@ def _cells(row: CacheRow) -> tuple[str, ...]:
         longest = "none"
     else:
         longest = f"{row.longest:,}"
-    return (row.cache, size(row.bytes_a_token), size(row.bytes_at_length), longest)
+    return (row.cache, bytes_text(row.bytes_a_token), bytes_text(row.bytes_at_length), longest)

@@ -49,7 +49,7 @@ LONGEST_NAME = 48  # letters of a name in a legend
 HEADROOM_NATS = 1.5
 
 
-def _palette() -> dict[str, int]:
+def _method_colours() -> dict[str, int]:
     """Return each method's place in COLOURS; methods that name no colour take the next ones, in
     order."""
     places = dict[str, int]()
@@ -62,10 +62,10 @@ def _palette() -> dict[str, int]:
     return places
 
 
-PALETTE = _palette()
+PALETTE = _method_colours()
 
 
-def styles(labels: Iterable[str]) -> dict[str, Style]:
+def line_styles(labels: Iterable[str]) -> dict[str, Style]:
     """Return the colour and the dashes of each line: a method's own (`yarn`, `yarn-4x`), with other
     dashes for its further factors; other names take the colours that are left, in order."""
     chosen = {BASE: REFERENCE, UNTOUCHED: {"color": INK, "ls": "-", "lw": 1.8}}
@@ -91,7 +91,7 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
     return chosen
 
 
-def letters(text: str) -> str:
+def literal_letters(text: str) -> str:
     """Write a text with names in it so that matplotlib shows it letter by letter: a $ begins no
     formula."""
     printable = list[str]()
@@ -100,7 +100,7 @@ def letters(text: str) -> str:
     return "".join(printable).replace("$", r"\$")
 
 
-def plain(name: str) -> str:
+def legend_name(name: str) -> str:
     """Write the name of a model or a run for a legend. Shorten a long name, which would leave no
     room for the axes. Put a space before a leading _, because matplotlib leaves such names out."""
     shown = name
@@ -108,10 +108,10 @@ def plain(name: str) -> str:
         shown = f"{name[: LONGEST_NAME // 2]}…{name[-15:]}"
     if shown.startswith("_"):
         shown = f" {shown}"
-    return letters(shown)
+    return literal_letters(shown)
 
 
-def png(figure: "Figure") -> bytes:
+def png_bytes(figure: "Figure") -> bytes:
     """Return a figure as PNG bytes with ropext's name and its own digest, which identifies the
     file, and without a date. Ignore matplotlib's warnings, such as those about letters that its
     font lacks."""
@@ -122,10 +122,10 @@ def png(figure: "Figure") -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(stream, format="png", metadata={"Software": "ropext"})
-    return _signed(stream.getvalue())
+    return _signed_png(stream.getvalue())
 
 
-def _signed(picture: bytes) -> bytes:
+def _signed_png(picture: bytes) -> bytes:
     """Return a PNG with its digest in a chunk before the last one, which is IEND. A chunk is
     length, name, text, and the checksum of name and text."""
     body = picture[:-12]
@@ -137,15 +137,15 @@ def _signed(picture: bytes) -> bytes:
     return body + length + chunk + struct.pack(">I", zlib.crc32(chunk)) + end
 
 
-def finished(axis: "Axes") -> bytes:
+def picture_with_legend(axis: "Axes") -> bytes:
     """Return the picture of one panel, its lines named on the right."""
     figure = axis.get_figure(root=True)
     assert figure is not None
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
-    return png(figure)
+    return png_bytes(figure)
 
 
-def panel(axis: "Axes", title: str, x: str, y: str) -> None:
+def style_axes(axis: "Axes", title: str, x: str, y: str) -> None:
     """Set the look that all axes share."""
     axis.set_title(title, loc="left", fontsize=12, color=INK)
     axis.set_xlabel(x, color=INK)
@@ -155,14 +155,14 @@ def panel(axis: "Axes", title: str, x: str, y: str) -> None:
     axis.margins(x=0.01)
 
 
-def axes(title: str, y: str, x: str = "position (tokens)", note: str = "") -> "Axes":
+def plot_axes(title: str, y: str, x: str = "position (tokens)", note: str = "") -> "Axes":
     """Return the axes of a picture with one panel."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 5.4), dpi=110, layout="constrained")
     axis = figure.subplots()
-    shown = letters(title)
-    panel(axis, f"{shown}\n" if note else shown, x, y)
+    shown = literal_letters(title)
+    style_axes(axis, f"{shown}\n" if note else shown, x, y)
     axis.text(0, 1.02, note, transform=axis.transAxes, fontsize=9, color=GREY)
     return axis
 
@@ -239,28 +239,28 @@ def _draw_positions(axis: "Axes", plot: LinePlot, places: Sequence[float]) -> No
         )
 
 
-def lines(
+def line_plot(
     plot: LinePlot, curves: Sequence[Curve], styled: Mapping[str, Style] | None = None
 ) -> bytes:
     """Draw lines with ribbons over positions or lengths. `styled` gives the styles if several
     pictures have to agree."""
-    axis = axes(plot.title, plot.y, note=plot.note)
+    axis = plot_axes(plot.title, plot.y, note=plot.note)
     draw_curves(axis, plot, curves, styled)
-    return finished(axis)
+    return picture_with_legend(axis)
 
 
-def side_by_side(plots: Sequence[tuple[LinePlot, Sequence[Curve]]]) -> bytes:
+def line_plots_side_by_side(plots: Sequence[tuple[LinePlot, Sequence[Curve]]]) -> bytes:
     """Draw panels of lines; the first has them all, and nothing is off its scale."""
     from matplotlib.figure import Figure
 
     labels = list[str]()
     for _, curves in plots:
         labels += [curve.label for curve in curves]
-    styled = styles(labels)
+    styled = line_styles(labels)
     figure = Figure(figsize=(11, 4.4), dpi=100, layout="constrained")
     panels = figure.subplots(1, len(plots), squeeze=False)[0]
     for axis, (plot, curves) in zip(panels, plots, strict=True):
-        panel(axis, plot.title, "tokens", plot.y)
+        style_axes(axis, plot.title, "tokens", plot.y)
         draw_curves(axis, replace(plot, headroom=math.inf), curves, styled)
     named: dict[str, Artist] = {}
     for axis in panels:
@@ -276,19 +276,19 @@ def side_by_side(plots: Sequence[tuple[LinePlot, Sequence[Curve]]]) -> bytes:
         fontsize=9,
         labelcolor=INK,
     )
-    return png(figure)
+    return png_bytes(figure)
 
 
 def draw_curves(
     axis: "Axes", plot: LinePlot, curves: Sequence[Curve], styled: Mapping[str, Style] | None = None
 ) -> None:
     """Draw lines on an axis, each with its band; the legend names lines that leave the frame."""
-    floor, ceiling = _limits(plot, curves)
-    styled = styled or styles(curve.label for curve in curves)
+    floor, ceiling = _y_limits(plot, curves)
+    styled = styled or line_styles(curve.label for curve in curves)
     places = list[float]()
     for curve in curves:
         style = styled[curve.label]
-        label = plain(curve.label)
+        label = legend_name(curve.label)
         outside = [value for value in curve.points if value < floor or value > ceiling]
         if outside:
             label += f" (off the scale: {max(outside, key=abs):.3g})"
@@ -303,7 +303,7 @@ def draw_curves(
     _draw_positions(axis, plot, places)
 
 
-def _limits(plot: LinePlot, curves: Sequence[Curve]) -> tuple[float, float]:
+def _y_limits(plot: LinePlot, curves: Sequence[Curve]) -> tuple[float, float]:
     """Return the lower and upper end of the y axis. They keep working models readable next to
     exploded ones."""
     tops = list[float]()
@@ -349,7 +349,7 @@ def heat_maps(title: str, scale: str, maps: Mapping[str, Sequence[HeatCell]]) ->
         bar = figure.colorbar(image, ax=panels, shrink=0.8)
         bar.set_label(scale, color=INK)
         bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
-    return png(figure)
+    return png_bytes(figure)
 
 
 def _heat_map(axis: "Axes", label: str, cells: Sequence[HeatCell]) -> "AxesImage":
@@ -366,7 +366,7 @@ def _heat_map(axis: "Axes", label: str, cells: Sequence[HeatCell]) -> "AxesImage
             colour = "white" if share < 0.5 else "black"
             text = "" if math.isnan(share) else f"{share:.0%}"
             axis.text(column, row_number, text, ha="center", va="center", fontsize=8, color=colour)
-    axis.set_title(plain(label), loc="left", fontsize=10, color=INK)
+    axis.set_title(legend_name(label), loc="left", fontsize=10, color=INK)
     axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths], fontsize=8)
     names = ["all" if depth is None else f"{depth:g}" for depth in depths]
     axis.set_yticks(range(len(depths)), names, fontsize=8)
@@ -375,7 +375,7 @@ def _heat_map(axis: "Axes", label: str, cells: Sequence[HeatCell]) -> "AxesImage
     return image
 
 
-def spectra(
+def plot_wavelengths(
     title: str,
     models: Mapping[str, Sequence[float]],
     styled: Mapping[str, Style] | None = None,
@@ -383,7 +383,7 @@ def spectra(
 ) -> bytes:
     """Draw the wavelength of each pair, one line per model; the base's line, if there is one, is
     grey. A dotted line marks each named length."""
-    axis = axes(title, "tokens per rotation", "rotary pair (0 is the fastest)")
+    axis = plot_axes(title, "tokens per rotation", "rotary pair (0 is the fastest)")
     styled = dict(styled or {})
     last = max(len(inv_freq) for inv_freq in models.values()) - 1
     for what, tokens in lengths.items():
@@ -391,30 +391,30 @@ def spectra(
         axis.text(last, tokens, what, fontsize=9, color=GREY, ha="right", va="bottom")
     for label, inv_freq in models.items():
         waves = [2 * math.pi / f if f else math.inf for f in inv_freq]
-        by_pair(axis, waves, plain(label), (styled or styles(models))[label])
+        draw_by_pair(axis, waves, legend_name(label), (styled or line_styles(models))[label])
     axis.set_yscale("log")
-    return finished(axis)
+    return picture_with_legend(axis)
 
 
-def by_pair(axis: "Axes", values: Sequence[float], label: str, style: Style) -> None:
+def draw_by_pair(axis: "Axes", values: Sequence[float], label: str, style: Style) -> None:
     """Draw one value per pair; mark each if there are few pairs."""
     marker = "o" if len(values) <= 32 else ""
     axis.plot(range(len(values)), values, label=label, marker=marker, ms=3.5, **style)
 
 
-def write(of: "ExtensionPlan | Inspection | PositionFacts", path: Path) -> None:
+def write_plot(of: "ExtensionPlan | Inspection | PositionFacts", path: Path) -> None:
     """Write the file for --plot: spectra, or the similarity of the rows of a position table."""
     if isinstance(of, ExtensionPlan | Inspection):
         named = of.spectra()
         if not named:
             raise UsageError("--plot draws spectra; `ropext inspect --plot` draws a table's rows")
-        data = plot(of.main.rope, named, of.target, of.name)
+        data = plot_spectra(of.main.rope, named, of.target, of.name)
     else:
-        data = plot_rows(of.rows(), of.name)
+        data = plot_position_rows(of.rows(), of.name)
     replace_whole(path, lambda stream: stream.write(data), keep=True)
 
 
-def plot(rope: Rope, named: Mapping[str, Spectrum], target: int, title: str = "") -> bytes:
+def plot_spectra(rope: Rope, named: Mapping[str, Spectrum], target: int, title: str = "") -> bytes:
     """Draw the wavelengths of the unchanged model and of each named spectrum."""
     models = {UNTOUCHED: rope.spectrum.inv_freq}
     models |= {name: spectrum.inv_freq for name, spectrum in named.items()}
@@ -422,10 +422,10 @@ def plot(rope: Rope, named: Mapping[str, Spectrum], target: int, title: str = ""
     if title:
         heading = f"{title}: {heading}"
     lengths = {"trained context": rope.context, "target": target}
-    return spectra(heading, models, lengths=lengths)
+    return plot_wavelengths(heading, models, lengths=lengths)
 
 
-def similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
+def row_similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
     """Return the cosine of every row with every other, after their mean is subtracted. Use at most
     `most` rows, evenly spaced."""
     import numpy as np
@@ -437,23 +437,23 @@ def similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
     return alike
 
 
-def plot_rows(rows: "np.ndarray", title: str = "") -> bytes:
+def plot_position_rows(rows: "np.ndarray", title: str = "") -> bytes:
     """Draw the similarity of the rows of a position table, pair by pair and by distance."""
     import numpy as np
     from matplotlib.figure import Figure
 
-    alike = similarity(rows)
+    alike = row_similarity(rows)
     count = len(rows)
     figure = Figure(figsize=(14, 6), dpi=100)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
     left, right = figure.subplots(1, 2)
-    figure.suptitle(f"{letters(title)}   {count} rows".strip(), fontsize=15, color=INK)
+    figure.suptitle(f"{literal_letters(title)}   {count} rows".strip(), fontsize=15, color=INK)
     shown = left.imshow(alike, vmin=-1, vmax=1, cmap="RdBu_r", extent=(0, count, count, 0))
     figure.colorbar(shown, ax=left)
-    panel(left, "Cosine of two rows, their mean taken away", "position", "position")
+    style_axes(left, "Cosine of two rows, their mean taken away", "position", "position")
     step = (count - 1) / max(1, len(alike) - 1)
     means = [float(np.diagonal(alike, far).mean()) for far in range(len(alike))]
-    panel(right, "Mean cosine by distance", "distance in tokens", "cosine")
+    style_axes(right, "Mean cosine by distance", "distance in tokens", "cosine")
     right.plot([far * step for far in range(len(alike))], means, color=INK)
     right.axhline(0, color=GREY, lw=0.8, ls=":")
-    return png(figure)
+    return png_bytes(figure)

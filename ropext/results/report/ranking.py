@@ -8,19 +8,26 @@ from typing import TYPE_CHECKING
 from ropext.base.lengths import length_text
 from ropext.base.table import Table, as_text
 from ropext.results import BASE
-from ropext.results.overlap import marked
-from ropext.results.report.cells import Column, Values, nats, number, shown, table_of
-from ropext.results.rules import Ranking, in_memory
+from ropext.results.overlap import marked_name
+from ropext.results.report.cells import (
+    Column,
+    Values,
+    fixed_digits,
+    nats_cell,
+    table_of_values,
+    value_cell,
+)
+from ropext.results.rules import Ranking, in_memory_sentence
 from ropext.results.values import Value
 
 if TYPE_CHECKING:
     from ropext.planning import Plan
 
 COLUMNS = (
-    Column("tail", "tail", shown),
-    Column("behind", "behind", nats),
-    Column("context gain", "gain", nats),
-    Column("short tax", "short_tax", nats),
+    Column("tail", "tail", value_cell),
+    Column("behind", "behind", nats_cell),
+    Column("context gain", "gain", nats_cell),
+    Column("short tax", "short_tax", nats_cell),
 )
 
 
@@ -37,9 +44,9 @@ def ranking_text(
 def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
     """Write the verdict of the ranking, and the methods that are not in it."""
     lines = [ranking_verdict(ranking)]
-    lines += _against_base(ranking)
+    lines += _truncation_verdict(ranking)
     for method, behind in ranking.beside.items():
-        lines.append(in_memory(method, behind, ranking.best))
+        lines.append(in_memory_sentence(method, behind, ranking.best))
     for method, why in left_out.items():
         lines.append(f"not measured: {method}: {why}")
     return lines
@@ -59,8 +66,8 @@ def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> 
         rows.append((method, _row(ranking, method, behind)))
     if ranking.in_window is not None:
         rows.append((BASE, {"tail": ranking.in_window}))
-    documents = marked(f"{ranking.standing.documents} documents", mark)
-    table = table_of(
+    documents = marked_name(f"{ranking.standing.documents} documents", mark)
+    table = table_of_values(
         f"Tail perplexity at {length_text(ranking.frame.longest)}: the last {ranking.frame.tail} "
         f"tokens, {documents}",
         "behind: loss above the lowest, in nats per token, paired by document; context gain: over "
@@ -88,12 +95,12 @@ def ranking_verdict(ranking: Ranking) -> str:
     if not others:
         return f"{best} is the only method that can be written with these options"
     if standing.behind[best].ci95 is None:
-        distance = number(standing.behind[others[0]].value, 4)
+        distance = fixed_digits(standing.behind[others[0]].value, 4)
         return (
             f"take {best}: the lowest loss, by {distance} nats per token; "
             f"{standing.documents} documents are too few for an interval"
         )
-    nearest = min(others, key=lambda method: _lead(ranking, method))
+    nearest = min(others, key=lambda method: _sure_lead(ranking, method))
     if standing.is_sure:
         return (
             f"take {best}: the lowest at 95 % confidence, {_distance(ranking, nearest)} below "
@@ -113,15 +120,15 @@ def ranking_verdict(ranking: Ranking) -> str:
         )
     behind = standing.behind[ranking.taken]
     low, high = behind.ci95 or (behind.value, behind.value)
-    interval = f"{number(low, 4)} to {number(high, 4)}"
+    interval = f"{fixed_digits(low, 4)} to {fixed_digits(high, 4)}"
     return (
-        f"take {ranking.taken}: the data do not separate {alike} ({number(behind.value, 4)} nats "
-        f"per token ({interval}) between it and the lowest), and more engines compute it exactly, "
-        "or its rope type is plainer"
+        f"take {ranking.taken}: the data do not separate {alike} "
+        f"({fixed_digits(behind.value, 4)} nats per token ({interval}) between it and the lowest), "
+        "and more engines compute it exactly, or its rope type is plainer"
     )
 
 
-def _lead(ranking: Ranking, method: str) -> float:
+def _sure_lead(ranking: Ranking, method: str) -> float:
     """Return by how much the lowest is surely below a method."""
     lead = ranking.standing.leads[method]
     return -math.inf if lead is None else lead
@@ -133,7 +140,7 @@ def _distance(ranking: Ranking, method: str) -> str:
     if least is None:
         least = math.nan
     value = ranking.standing.behind[method].value
-    return f"{number(value, 4)} nats per token ({number(least, 4)} at least)"
+    return f"{fixed_digits(value, 4)} nats per token ({fixed_digits(least, 4)} at least)"
 
 
 def _allowed_for(ranking: Ranking) -> str:
@@ -141,13 +148,13 @@ def _allowed_for(ranking: Ranking) -> str:
     return f", corrected for {count} comparisons" if count > 1 else ""
 
 
-def _against_base(ranking: Ranking) -> list[str]:
+def _truncation_verdict(ranking: Ranking) -> list[str]:
     """Say how much better truncation is if it surely beats even the best method."""
     gain = ranking.gain(ranking.best)
     if gain is None or gain.ci95 is None or gain.ci95[1] >= 0:
         return []
     return [
         f"without training, truncating the text is better: the base on its last "
-        f"{length_text(ranking.frame.context)} tokens has a loss {number(-gain.value, 4)} nats per "
-        "token lower; fine-tune (`ropext finetune`) before you rely on the long context"
+        f"{length_text(ranking.frame.context)} tokens has a loss {fixed_digits(-gain.value, 4)} "
+        "nats per token lower; fine-tune (`ropext finetune`) before you rely on the long context"
     ]

@@ -12,7 +12,7 @@ from ropext.base.errors import UsageError, listed
 from ropext.base.jsontext import Json, values_json
 from ropext.base.table import BLANK, Number, Record, Table, as_text, records
 from ropext.results.measurement import Measurement
-from ropext.results.perplexity import OctaveLoss, by_position
+from ropext.results.perplexity import OctaveLoss, loss_by_position
 from ropext.results.report.html import table_html
 from ropext.results.values import Floats, Value
 
@@ -143,7 +143,7 @@ def _octaves(measured: Measurement, label: str) -> Sequence[OctaveLoss]:
     numbers = measured.models[label].numbers
     if numbers is not None:
         return numbers.positions
-    return by_position(measured.frame, measured.readings[label], measured.base(label))
+    return loss_by_position(measured.frame, measured.readings[label], measured.base(label))
 
 
 def _cell(value: Value | None) -> str:

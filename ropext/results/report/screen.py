@@ -11,12 +11,12 @@ from ropext.families.loaders import WRONG, loader_of, newest
 from ropext.planning import ExtensionPlan
 from ropext.results.report.text import (
     fact_lines,
-    headlines,
-    kv_cache,
+    kv_cache_text,
+    model_placeholder_note,
+    plan_headlines,
     served_headline,
     serving_text,
-    stand_in,
-    usual_lines,
+    usual_serving_lines,
 )
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def plan_screen(made: ExtensionPlan) -> str:
     """Write `ropext plan` in at most 26 lines."""
     facts = made.facts(briefly=True)
     if made.kv_cache_bytes is not None:
-        facts.append(("KV cache", kv_cache(made.kv_cache_bytes, made.target)))
+        facts.append(("KV cache", kv_cache_text(made.kv_cache_bytes, made.target)))
     facts += _readers(made.readings)
-    above = headlines(made)
+    above = plan_headlines(made)
     above.append(fact_lines(facts))
     below = [DETAILS]
     if made.refusal is None:
@@ -96,15 +96,14 @@ def _serving(made: ExtensionPlan, room: int) -> list[str]:
     names = [name for name in FROM_THE_BASE if name in overrides and _is_asked(made, name)]
     known = [overrides[name] for name in names]
     if lines := _first_lines(known, room - 3):
-        heading = (
-            f"to serve the original weights with these settings, without a copy{stand_in(known)}:"
-        )
+        heading = "to serve the original weights with these settings, without a copy"
+        heading += f"{model_placeholder_note(known)}:"
         parts += [heading, lines]
     words = made.words
     results = made.serving(words.name)
     if not results:
         return parts
-    usual = usual_lines(results, words)
+    usual = usual_serving_lines(results, words)
     if made.recipe.for_loaders:
         by_loader = {line.loader: line for line in (*results, *usual)}
         usual = [line for name, line in by_loader.items() if _is_asked(made, name)] or usual

@@ -8,21 +8,21 @@ from ropext.base.table import BLANK, Number, Table, with_rows
 from ropext.options.tasks import RULER, THIRTEEN, is_in_words
 from ropext.results import BASE, EXTENDED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
-from ropext.results.overlap import marked
+from ropext.results.overlap import marked_name
 from ropext.results.perplexity import EvaluationSettings, OctaveLoss
 from ropext.results.report.cells import (
     HALF,
     Column,
     Written,
-    at_lengths,
-    length_of,
-    nats,
-    number,
-    point,
-    point_of_two,
-    share,
-    shown,
-    table_of,
+    columns_at_lengths,
+    fixed_digits,
+    length_cell,
+    nats_cell,
+    point_cell,
+    share_cell,
+    short_point_cell,
+    table_of_values,
+    value_cell,
 )
 from ropext.results.retrieval import FOUND, RULERS
 from ropext.results.values import Value
@@ -75,11 +75,11 @@ def _short_tax_name(run: Measurement, length: int) -> str:
 
 # The tasks' columns come before the columns that the table by factor leaves out.
 MAIN_COLUMNS = (
-    MainColumn("perplexity", _headline_name, point),
+    MainColumn("perplexity", _headline_name, point_cell),
     MainColumn(
         "gain",
         _gain_name,
-        nats,
+        nats_cell,
         "how much better a model predicts these tokens than base (the model before extension, on "
         "text truncated to {context} tokens), in nats per token: 0.03 nats is about 3 % of "
         "perplexity; below 0, truncating the text is better",
@@ -87,28 +87,28 @@ MAIN_COLUMNS = (
     MainColumn(
         "short tax",
         _short_tax_name,
-        nats,
+        nats_cell,
         "loss increase inside the trained context of {context} tokens, in nats per token",
         by_factor=False,
     ),
     MainColumn(
         "rounding",
         _rounding_name,
-        nats,
+        nats_cell,
         "loss increase because the KV cache is rounded, in nats per token",
         by_factor=False,
     ),
     MainColumn(
         "KL",
         _divergence_name,
-        point,
+        point_cell,
         "KL divergence from the base's next-token distribution to this model's, in nats per token",
         by_factor=False,
     ),
     MainColumn(
         "same choice",
         _agreement_name,
-        point_of_two,
+        short_point_cell,
         "share of tokens whose likeliest next token is the base's",
         by_factor=False,
     ),
@@ -120,20 +120,20 @@ def _rows(run: Measurement, *, questions: bool = False) -> list[tuple[str, dict[
     was trained on."""
     rows = list[tuple[str, dict[str, Value]]]()
     for label, model in run.models.items():
-        name = marked(label, model.mark(questions=questions))
+        name = marked_name(label, model.mark(questions=questions))
         rows.append((name, run.values(label)))
     return rows
 
 
-def tail_of(frame: EvaluationSettings) -> str:
+def tail_description(frame: EvaluationSettings) -> str:
     """Describe the tokens in the tail before each length of a frame."""
     return frame.scoring.tail_text(frame.tail, frame.lengths)
 
 
-def headline(run: Measurement) -> Table:
+def headline_table(run: Measurement) -> Table:
     """Return the table of the protocol's main number."""
     titles = {
-        "tail": f"Tail {run.frame.scoring.perplexity}: {tail_of(run.frame)}",
+        "tail": f"Tail {run.frame.scoring.perplexity}: {tail_description(run.frame)}",
         "yarn": "Perplexity, protocol yarn (mean over documents of one truncated window)",
         "hf_stride": "Perplexity, protocol hf-stride (windows of the length, over whole documents)",
     }
@@ -144,53 +144,55 @@ def headline(run: Measurement) -> Table:
     note += f"; {HALF}"
     if name != "tail":
         note = run.facts.protocol_text
-    return table_of(titles[name], note, _rows(run), at_lengths(name, run.frame.lengths, shown))
+    return table_of_values(
+        titles[name], note, _rows(run), columns_at_lengths(name, run.frame.lengths, value_cell)
+    )
 
 
 def text_tables(run: Measurement) -> list[Table]:
     """Return all tables about text, the headline first."""
     lengths = run.frame.lengths
     rows = _rows(run)
-    gain = table_of(
+    gain = table_of_values(
         "Gain over truncation (nats per token)",
         "loss of the base on truncated text minus loss of this model, on the same tokens; below 0, "
         "truncating the text is better",
         rows,
-        at_lengths("gain", lengths, nats),
+        columns_at_lengths("gain", lengths, nats_cell),
     )
-    cumulative = table_of(
+    cumulative = table_of_values(
         "Cumulative perplexity (over all tokens before each length)",
         "most papers print this; it includes early tokens and hides failures at the end",
         rows,
-        at_lengths("cumulative", lengths, shown),
+        columns_at_lengths("cumulative", lengths, value_cell),
     )
-    columns = at_lengths("bpb", lengths, _four_digits)
-    per_byte = table_of("Bits per byte", "comparable across tokenizers", rows, columns)
-    rounding = table_of(
+    columns = columns_at_lengths("bpb", lengths, _four_digits)
+    per_byte = table_of_values("Bits per byte", "comparable across tokenizers", rows, columns)
+    rounding = table_of_values(
         "Loss increase because the KV cache is rounded (nats per token)",
         "loss of the model with its K and V rounded as an engine stores them, minus the loss of "
         "the same model without rounding, on the same tokens",
         rows,
-        at_lengths("rounding", lengths, nats),
+        columns_at_lengths("rounding", lengths, nats_cell),
     )
-    divergence = table_of(
+    divergence = table_of_values(
         "Divergence from the base (nats per token)",
         "KL(base || model) of the next token, the base on truncated text, over the last "
         f"{run.frame.tail} tokens before each length; beyond its context the base sees less text",
         rows,
-        at_lengths("kl", lengths, _four_digits),
+        columns_at_lengths("kl", lengths, _four_digits),
     )
-    agreement = table_of(
+    agreement = table_of_values(
         "Same choice of the next token as the base (share of tokens)",
         "over the same tokens",
         rows,
-        at_lengths("agreement", lengths, shown),
+        columns_at_lengths("agreement", lengths, value_cell),
     )
     return [
-        headline(run),
-        by_factor(run),
+        headline_table(run),
+        factor_table(run),
         gain,
-        summary(run),
+        summary_table(run),
         cumulative,
         per_byte,
         rounding,
@@ -201,27 +203,27 @@ def text_tables(run: Measurement) -> list[Table]:
 
 
 def _four_digits(value: Value | None) -> str:
-    return shown(value, digits=4)
+    return value_cell(value, digits=4)
 
 
-def summary(run: Measurement) -> Table:
+def summary_table(run: Measurement) -> Table:
     """Return the table of an extension's costs inside the trained context and of its effective
     context."""
-    return table_of(
+    return table_of_values(
         "Inside and outside the trained context",
         "short tax: loss increase inside the trained context, in nats per token; effective "
         f"context: the tail loss stays within 0.02 nats of the base's (95 %, one-sided) at every "
         f"length from {run.frame.tail} tokens up to this one; 0: at no length",
         _rows(run),
         [
-            Column("short tax", "short_tax", nats),
+            Column("short tax", "short_tax", nats_cell),
             Column("effective context", "effective_context", _reach),
         ],
     )
 
 
 def _reach(value: Value | None) -> str:
-    text = length_of(value)
+    text = length_cell(value)
     if value is not None and value.ci95 is None:
         text += " (point)"
     return text
@@ -230,7 +232,7 @@ def _reach(value: Value | None) -> str:
 def main_tables(run: Measurement) -> list[Table]:
     """Return the tables for a terminal: one, and the scores of lm-evaluation-harness if there are
     any. `evaluation_tables` has the rest."""
-    main = by_factor(run)
+    main = factor_table(run)
     if not main.rows:
         main = _by_length(run)
     return with_rows([main, harness_table(run)])
@@ -241,12 +243,12 @@ def tidy_tables(run: Measurement) -> list[Table]:
     return with_rows([_by_length(run), harness_table(run)])
 
 
-def every_number(run: Measurement) -> list[Table]:
+def table_of_every_number(run: Measurement) -> list[Table]:
     """Return all measured numbers for programs. A row holds one number of one model, by the name
     that gates use, or one score of lm-evaluation-harness."""
     rows = list[tuple[str, ...]]()
     for label, model in run.models.items():
-        name = marked(label, model.mark())
+        name = marked_name(label, model.mark())
         for metric, value in run.values(label).items():
             kind, _, length = metric.partition("@")
             end = Number(length, int(length)) if length else BLANK
@@ -257,7 +259,7 @@ def every_number(run: Measurement) -> list[Table]:
             rows.append(("nll", begin, end, name, _number_of(octave.nll)))
     for label, task, score_name, score in _harness_scores(run):
         metric = f"lm_eval.{task}.{score_name}"
-        rows.append((metric, BLANK, BLANK, label, Number(number(score), score)))
+        rows.append((metric, BLANK, BLANK, label, Number(fixed_digits(score), score)))
     header = ("metric", "from", "length", "model", "value")
     return with_rows([Table("Every number", "", header, tuple(rows))])
 
@@ -265,10 +267,10 @@ def every_number(run: Measurement) -> list[Table]:
 def _number_of(value: Value) -> str:
     if value.n == 0:
         return BLANK
-    return Number(number(value.value), value.value, value.ci95)
+    return Number(fixed_digits(value.value), value.value, value.ci95)
 
 
-def by_factor(run: Measurement) -> Table:
+def factor_table(run: Measurement) -> Table:
     """Return a table of methods by factors, each at its own target. It is empty if `_targets` finds
     no two factors to show."""
     rows = dict[str, dict[str, Value]]()
@@ -279,7 +281,7 @@ def by_factor(run: Measurement) -> Table:
         at_target[0] = Column(head, at_target[0].name, at_target[0].written)
         for label, model in run.models.items():
             if model.source.factor in (None, factor):
-                name = marked(model.source.method or label, model.mark())
+                name = marked_name(model.source.method or label, model.mark())
                 row = rows.setdefault(name, {})
                 values = run.values(label)
                 for column in at_target:
@@ -289,7 +291,7 @@ def by_factor(run: Measurement) -> Table:
     kind = run.frame.scoring.perplexity.capitalize()
     title = f"{kind} by method and factor, each at its own target"
     heads = [column.head for column in columns]
-    return table_of(title, _explained(run, heads), rows.items(), columns)
+    return table_of_values(title, _explained(run, heads), rows.items(), columns)
 
 
 def _targets(run: Measurement) -> dict[float, int]:
@@ -316,7 +318,7 @@ def _by_length(run: Measurement) -> Table:
         header = ["length", "model"]
         header += [column.head for column in columns]
         name = length_text(length)
-        for cells in table_of("", "", _rows(run), columns).rows:
+        for cells in table_of_values("", "", _rows(run), columns).rows:
             rows.append((Number(name, length), *cells))
             name = ""  # the first row alone shows the length
     kept = list[int]()
@@ -329,7 +331,7 @@ def _by_length(run: Measurement) -> Table:
     if run.facts.headline == "tail":
         title = "Retrieval"
         if "perplexity" in head:
-            title = f"{run.frame.scoring.perplexity.capitalize()} of {tail_of(run.frame)}"
+            title = f"{run.frame.scoring.perplexity.capitalize()} of {tail_description(run.frame)}"
     return Table(title, _explained(run, head), head, body)
 
 
@@ -344,7 +346,7 @@ def _main_columns(run: Measurement, length: int, *, by_factor: bool = False) -> 
         elif not by_factor:
             last.append(column)
     for task in _asked(run):
-        columns.append(Column(task, f"{task}@{length}", point_of_two))
+        columns.append(Column(task, f"{task}@{length}", short_point_cell))
     return columns + last
 
 
@@ -409,10 +411,10 @@ def _positions(run: Measurement) -> Table:
         for octave in _octaves(model):
             name = f"{octave.start}…{octave.stop}"
             values[name] = octave.nll
-            columns[name] = Column(name, name, point)
-        rows.append((marked(label, model.mark()), values))
+            columns[name] = Column(name, name, point_cell)
+        rows.append((marked_name(label, model.mark()), values))
     note = "nats per token at positions [start, stop); octaves, split at the trained context"
-    return table_of("Loss by position", note, rows, list(columns.values()))
+    return table_of_values("Loss by position", note, rows, list(columns.values()))
 
 
 def _octaves(model: MeasuredModel) -> Sequence[OctaveLoss]:
@@ -434,8 +436,8 @@ def retrieval_tables(run: Measurement) -> list[Table]:
         "the context; by RULER's rule: the longest with 85.6 % over all thirteen"
     )
     columns = _retrieved(run, RULER)
-    columns.append(Column("by RULER's rule", "ruler_context", length_of))
-    mean = table_of("RULER", note, _rows(run, questions=True), columns)
+    columns.append(Column("by RULER's rule", "ruler_context", length_cell))
+    mean = table_of_values("RULER", note, _rows(run, questions=True), columns)
     tables.insert(0, mean)
     return tables
 
@@ -459,8 +461,8 @@ def score_text(tasks: Iterable[str]) -> str:
 
 
 def _retrieved(run: Measurement, task: str) -> list[Column]:
-    columns = at_lengths(task, run.frame.lengths, share)
-    columns.append(Column("effective", f"effective_context.{task}", length_of))
+    columns = columns_at_lengths(task, run.frame.lengths, share_cell)
+    columns.append(Column("effective", f"effective_context.{task}", length_cell))
     return columns
 
 
@@ -478,14 +480,14 @@ def _task_table(run: Measurement, task: str) -> Table:
     if task in THIRTEEN:
         note += f"; {RULERS}"
     rows = _rows(run, questions=True)
-    return table_of(f"Retrieval: {task}", note, rows, _retrieved(run, task))
+    return table_of_values(f"Retrieval: {task}", note, rows, _retrieved(run, task))
 
 
 def harness_table(run: Measurement) -> Table:
     """Return the scores of lm-evaluation-harness under its own names."""
     rows = list[tuple[str, ...]]()
     for label, task, name, score in _harness_scores(run):
-        rows.append((label, task, name, number(score, 4)))
+        rows.append((label, task, name, fixed_digits(score, 4)))
     note = "scores of lm-evaluation-harness on the same loaded model"
     return Table("lm-eval", note, ("", "task", "metric", "value"), tuple(rows))
 

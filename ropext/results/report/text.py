@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ropext.files.schemes.inspection import PositionFacts
 
 
-def size(count: float) -> str:
+def bytes_text(count: float) -> str:
     """Write a number of bytes in the unit that leaves one to four digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
@@ -34,7 +34,7 @@ def size(count: float) -> str:
     return f"{count:.4g} TiB"
 
 
-def number(value: float) -> str:
+def length_or_theta(value: float) -> str:
     """Write a length or a theta with six digits; from a million on, with all digits before the
     point."""
     if math.isinf(value):
@@ -70,7 +70,7 @@ _TEMPERATURE = {
 }
 
 
-def _facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
+def _model_facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
     model = carrier.model
     kind = model.model_type
     if model.text_type != kind:
@@ -78,13 +78,16 @@ def _facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
     facts = [("type", kind), ("context", f"{model.context:,} tokens")]
     if model.stated_context != model.context:
         facts.append(("stated", f"{model.stated_context:,} tokens in max_position_embeddings"))
-    facts.append(("shape", _shape(model)))
+    facts.append(("shape", _model_shape_text(model)))
     per_token = model.kv_bytes_per_token
     rules = carrier.cache
     full = model.kv_bytes(model.context, step=rules.step, beside=rules.micro_batch)
     if per_token is not None and full is not None:
         facts.append(
-            ("KV cache", f"{size(per_token)} per token (16-bit values); {size(full)} when full")
+            (
+                "KV cache",
+                f"{bytes_text(per_token)} per token (16-bit values); {bytes_text(full)} when full",
+            )
         )
     if model.layer_types:
         counts = list[str]()
@@ -105,7 +108,7 @@ def _facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
     return facts + _limit_facts(limits)
 
 
-def _shape(model: Model) -> str:
+def _model_shape_text(model: Model) -> str:
     """Write the sizes of a model that are known."""
     sizes = {
         "layers": model.layers,
@@ -142,7 +145,7 @@ def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[
         count = f"{pairs - still} of {pairs} rotary pairs rotate"
     facts = [
         ("rotary dim", f"{dim} ({count}, {layout})"),
-        ("theta", number(rope.theta)),
+        ("theta", length_or_theta(rope.theta)),
         ("scaling", scaling_line(site, extended)),
     ]
     if rope.original_context != rope.context and not model.asks_original:
@@ -168,12 +171,12 @@ def pair_table(site: RopeSite, target: int) -> str:
         zip(spectrum.wavelengths, turns(spectrum, site.rope.context), ratios, strict=True)
     ):
         needs = f"{ratio:.3g}× the largest angle of training" if ratio > 1.001 else ""
-        rows.append([str(i), number(wave), f"{seen:.4g}", needs])
+        rows.append([str(i), length_or_theta(wave), f"{seen:.4g}", needs])
     turned = f"rotations in {site.rope.context:,} tokens"
     return columns(["pair", "wavelength", turned, f"at {target:,} tokens without scaling"], rows)
 
 
-def _beyond(site: RopeSite, target: int) -> str:
+def _unseen_angles_text(site: RopeSite, target: int) -> str:
     """Say how many pairs reach angles at the target that training never showed."""
     ratios = phase_ratio(site.rope, site.rope.spectrum, target)
     count = sum(ratio > 1.001 for ratio in ratios)
@@ -183,19 +186,19 @@ def _beyond(site: RopeSite, target: int) -> str:
     return f"{line} (--pairs lists them)"
 
 
-def inspection(seen: "Inspection | PositionFacts", pairs: bool = False) -> str:
+def inspection_text(seen: "Inspection | PositionFacts", pairs: bool = False) -> str:
     """Write `ropext inspect` as text; with `pairs`, a row for each pair."""
     if not isinstance(seen, Inspection):
-        return _unrotated(seen)
+        return _unrotated_text(seen)
     model = seen.model
-    parts = [seen.name, fact_lines(_facts(seen.carrier, seen.limits))]
+    parts = [seen.name, fact_lines(_model_facts(seen.carrier, seen.limits))]
     for site in model.sites:
         title = "rotary embedding"
         if site.label:
             title += f" of {site.label}"
         facts = _site_facts(site, model, seen.extended)
         if site.scaled and not pairs:
-            facts.append((f"at {seen.target:,}", _beyond(site, seen.target)))
+            facts.append((f"at {seen.target:,}", _unseen_angles_text(site, seen.target)))
         parts.append(f"\n{title}\n{fact_lines(facts, '  ')}")
         if site.scaled and pairs:
             parts.append(f"\n{pair_table(site, seen.target)}")
@@ -207,7 +210,7 @@ def inspection(seen: "Inspection | PositionFacts", pairs: bool = False) -> str:
     return "\n".join(parts)
 
 
-def _unrotated(seen: "PositionFacts") -> str:
+def _unrotated_text(seen: "PositionFacts") -> str:
     """Write `ropext inspect` of a model without a rotary embedding as text."""
     scheme = seen.positions
     kind = scheme.model_type
@@ -265,12 +268,17 @@ def _loader_note(reading: "LoaderReading") -> str:
 READ = 'what each engine computes ("same": what the plan states)'
 
 
-def value(item: Any) -> str:
+def config_value_text(item: Any) -> str:
     """Write a config value short enough for one line of a diff."""
     if isinstance(item, dict):
-        return "{" + ", ".join(f"{named(key)}: {value(v)}" for key, v in item.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{named(key)}: {config_value_text(v)}" for key, v in item.items())
+            + "}"
+        )
     if isinstance(item, list) and len(item) > 4:
-        return f"[{value(item[0])}, {value(item[1])}, ... {value(item[-1])}] ({len(item)} values)"
+        first, second, last = map(config_value_text, (item[0], item[1], item[-1]))
+        return f"[{first}, {second}, ... {last}] ({len(item)} values)"
     if isinstance(item, float) and item.is_integer():
         return f"{item:.1f}"
     if isinstance(item, float):
@@ -280,22 +288,22 @@ def value(item: Any) -> str:
     return str(item)
 
 
-def edit_lines(edits: Iterable[Edit]) -> str:
+def config_diff(edits: Iterable[Edit]) -> str:
     """Write the config diff."""
     lines = []
     for edit in edits:
         key = ".".join(map(named, edit.path))
         if edit.before is not ABSENT:
-            lines.append(folded(f"- {key}: {value(edit.before)}"))
+            lines.append(folded(f"- {key}: {config_value_text(edit.before)}"))
         if edit.after is not ABSENT:
-            lines.append(folded(f"+ {key}: {value(edit.after)}"))
+            lines.append(folded(f"+ {key}: {config_value_text(edit.after)}"))
     return "\n".join(lines)
 
 
 WITHOUT_COPY = "or without a copy: serve the original weights with these settings"
 
 
-def headlines(made: ExtensionPlan) -> list[str]:
+def plan_headlines(made: ExtensionPlan) -> list[str]:
     """Write the old and new context, the method and the factor; first the reason if `extend`
     refuses the plan."""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
@@ -307,20 +315,20 @@ def headlines(made: ExtensionPlan) -> list[str]:
     return [head]
 
 
-def plan(made: ExtensionPlan) -> str:
+def plan_details(made: ExtensionPlan) -> str:
     """Write `ropext plan --details` as text."""
-    parts = headlines(made)
+    parts = plan_headlines(made)
     facts = made.facts()
     methods = made.compared()
     if made.kv_cache_bytes is not None:
-        facts.append(("KV cache", kv_cache(made.kv_cache_bytes, made.target)))
+        facts.append(("KV cache", kv_cache_text(made.kv_cache_bytes, made.target)))
     if facts:
         parts.append(fact_lines(facts))
     if methods.rows:
         parts += ["", columns(methods.header, methods.rows)]
         parts += methods.note.splitlines()
     words = made.words
-    parts += ["", words.edited, edit_lines(made.edits)]
+    parts += ["", words.edited, config_diff(made.edits)]
     if made.readings:
         parts += ["", READ, loader_lines(made.readings)]
     for remark in made.remarks():
@@ -337,7 +345,7 @@ def plan(made: ExtensionPlan) -> str:
             serving_text(lines),
         ]
     if lines := made.overrides():
-        parts += ["", f"{WITHOUT_COPY}{stand_in(lines)}"]
+        parts += ["", f"{WITHOUT_COPY}{model_placeholder_note(lines)}"]
         if words.without_copy:
             parts.append(words.without_copy)
         parts.append(serving_text(lines))
@@ -365,16 +373,16 @@ def serving_text(lines: Iterable["Serving"]) -> str:
     return "\n".join(out)
 
 
-def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> str:
+def extension_text(made: ExtensionPlan, written: "Written", every: bool = False) -> str:
     """Write the answer of `extend`: the files, the verification, how to serve them (in `every`
     engine or in one), and what to do next."""
     out = join_for_shells(str(written.output))
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
-    parts.append(_files(written.files))
-    parts.append(_verification(written.proof, out))
+    parts.append(_written_files_text(written.files))
+    parts.append(_proof_sentence(written.proof, out))
     first_try = made.words.first_try
     if first_try and made.kv_cache_bytes:
-        taken = kv_cache(made.kv_cache_bytes, made.target)
+        taken = kv_cache_text(made.kv_cache_bytes, made.target)
         parts.append(f"KV cache: {taken}; to try it, {first_try}")
     for note in written.notes:
         parts.append(f"note: {note}")
@@ -386,15 +394,15 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
         if every:
             parts += ["", "to serve it", serving_text(lines)]
         else:
-            parts += ["", _to_serve(written.output, usual_lines(lines, made.words))]
+            parts += ["", _serving_section(written.output, usual_serving_lines(lines, made.words))]
         if made.log:
             parts.append(folded(f"to check it: {made.log}"))
     if made.sites:
-        parts += ["", *map(folded, _quality(made, written, out))]
+        parts += ["", *map(folded, _quality_lines(made, written, out))]
     return "\n".join(parts)
 
 
-def _quality(made: ExtensionPlan, written: "Written", out: str) -> list[str]:
+def _quality_lines(made: ExtensionPlan, written: "Written", out: str) -> list[str]:
     """Say that no number is known of the output, and what such a scaling gave on the measured
     model."""
     begin = "Quality was not measured"
@@ -406,23 +414,23 @@ def _quality(made: ExtensionPlan, written: "Written", out: str) -> list[str]:
     return lines
 
 
-def stand_in(lines: Iterable["Serving"]) -> str:
+def model_placeholder_note(lines: Iterable["Serving"]) -> str:
     """Explain the placeholder MODEL if commands use it for a base without a path here."""
     if any("MODEL" in line.command for line in lines):
         return " (MODEL = their path)"
     return ""
 
 
-def how_to_serve(output: Path) -> str:
+def serving_commands(output: Path) -> str:
     """Write how to serve a finished output in the program that most users have; "" if the model
     does not rotate."""
     read = serving(str(output))
     if read is None:
         return ""
-    return _to_serve(output, usual_lines(read.serving, read.carrier.words))
+    return _serving_section(output, usual_serving_lines(read.serving, read.carrier.words))
 
 
-def usual_lines(lines: Sequence["Serving"], words: Words) -> Sequence["Serving"]:
+def usual_serving_lines(lines: Sequence["Serving"], words: Words) -> Sequence["Serving"]:
     """Return the lines that most users need: one engine's if it reads the result, or every command
     without its notes."""
     if words.first_engine:
@@ -430,7 +438,7 @@ def usual_lines(lines: Sequence["Serving"], words: Words) -> Sequence["Serving"]
     return [replace(line, note="") if line.command else line for line in lines]
 
 
-def _to_serve(output: Path, usual: Iterable["Serving"]) -> str:
+def _serving_section(output: Path, usual: Iterable["Serving"]) -> str:
     others = f"for other engines: ropext plan {join_for_shells(str(output))}"
     return f"to serve it ({others})\n{serving_text(usual)}"
 
@@ -438,7 +446,7 @@ def _to_serve(output: Path, usual: Iterable["Serving"]) -> str:
 NAMED_FILES = 16  # files of an output named in full; a large model has hundreds of weight files
 
 
-def _files(names: Sequence[str]) -> str:
+def _written_files_text(names: Sequence[str]) -> str:
     """Name the files of an output."""
     shown = ", ".join(names[:NAMED_FILES])
     if len(names) > NAMED_FILES:
@@ -446,18 +454,18 @@ def _files(names: Sequence[str]) -> str:
     return f"files: {shown}"
 
 
-def kv_cache(count: int, target: int) -> str:
+def kv_cache_text(count: int, target: int) -> str:
     """Write how much memory one sequence of the target length takes."""
-    return f"{size(count)} for one sequence of {target:,} tokens (16-bit values)"
+    return f"{bytes_text(count)} for one sequence of {target:,} tokens (16-bit values)"
 
 
-def _verification(proof: JsonObject | None, out: str) -> str:
+def _proof_sentence(proof: JsonObject | None, out: str) -> str:
     """Write the verified facts; a forward pass that did not agree has its own sentence."""
     if not proof:
         return f"not verified (--no-verify); to do it later: ropext verify {out}"
     if "ggml" in proof:
         return (
-            f"verified: file read back; {proof['tensors']} tensors ({size(proof['bytes'])}) "
+            f"verified: file read back; {proof['tensors']} tensors ({bytes_text(proof['bytes'])}) "
             f"unchanged; RoPE frequencies match the plan (largest relative error "
             f"{proof['error']:.1e})"
         )
@@ -490,7 +498,7 @@ def served_headline(read: Served) -> str:
     return head
 
 
-def served(read: Served, verdict: str = "") -> str:
+def served_details(read: Served, verdict: str = "") -> str:
     """Write `ropext plan --details` of an extended model: the verdict of its gate, and each
     engine's reading of the config."""
     head = served_headline(read)
@@ -500,7 +508,7 @@ def served(read: Served, verdict: str = "") -> str:
     return "\n".join([*first, "", READ, readers, "", "to serve it", lines])
 
 
-def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -> str:
+def verification_text(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -> str:
     """Write `ropext verify` as text: the verdict and the findings. `ropext plan DIR` names the
     engines that read the model."""
     states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
@@ -508,13 +516,13 @@ def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -
     return f"{verdict}\n\n{columns(['', 'what', 'found'], rows)}"
 
 
-def costs(counts: Any) -> str:
+def evaluation_costs_text(counts: Any) -> str:
     """Write `ropext eval --dry-run` as text."""
     read = "each document in one pass"
     if counts.chunk:
         read = f"in chunks of {counts.chunk} tokens with a KV cache"
         if counts.cache_bytes is not None:
-            read += f" of {size(counts.cache_bytes)}"
+            read += f" of {bytes_text(counts.cache_bytes)}"
     if counts.columns is None:
         read += f", logits in slices of {counts.slice_tokens} tokens"
     else:
@@ -526,7 +534,7 @@ def costs(counts: Any) -> str:
             "",
             f"passes   {counts.passes}",
             f"tokens   {counts.tokens:,}",
-            f"weights  {size(counts.weight_bytes)}",
+            f"weights  {bytes_text(counts.weight_bytes)}",
             f"read     {read}",
         ]
     )
