@@ -337,11 +337,10 @@ def test_code_of_the_repository_runs_only_when_trusted(tmp_path: Path, monkeypat
     auto["AutoModelForCausalLM"] = "modeling_own.OwnForCausalLM"
     own = {"model_type": "own_llama", "auto_map": auto, "architectures": ["OwnForCausalLM"]}
     edit_config(directory, lambda config: config.update(own))
+    request = proof.BuildRequest(directory, promise=promise(wanted("tied-llama")))
     with pytest.raises(ProofFailed, match=r"cannot build .*trust_remote_code"):
-        proof.prove(directory, promise(wanted("tied-llama")), forward=None)
-    result = proof.prove(
-        directory, promise(wanted("tied-llama")), forward=None, trust_remote_code=True
-    )
+        proof.prove(request)
+    result = proof.prove(request, trust_remote_code=True)
     assert result.model_class == "OwnForCausalLM"
     assert result.tensors_compared == tensor_count(directory)
 
@@ -352,12 +351,13 @@ def test_a_renamed_stock_class_is_built_by_that_class(tmp_path: Path) -> None:
     write(cls, keys, tmp_path)
     auto = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
     edit_config(tmp_path, lambda c: c.update(model_type="kimi_k2", auto_map=auto))
-    result = proof.prove(tmp_path, promise(wanted("deepseek-v3")), forward=None)
+    request = proof.BuildRequest(tmp_path, promise=promise(wanted("deepseek-v3")))
+    result = proof.prove(request)
     assert result.model_class == "DeepseekV3ForCausalLM"
     assert result.tensors_compared == tensor_count(tmp_path)
     edit_config(tmp_path, lambda c: c["rope_parameters"].update(factor=2.0))
     with pytest.raises(ProofFailed, match=r"inv_freq|frequenc"):
-        proof.prove(tmp_path, promise(wanted("deepseek-v3")), forward=None)
+        proof.prove(request)
 
 
 def test_the_child_cannot_import_ropext(tmp_path: Path) -> None:

@@ -191,11 +191,11 @@ def built(tmp_path_factory):
         (place / "config.json").write_text(json.dumps(plan.config))
         base = None if name == "no base" else config
         sites = proof.ExpectedRotary(plan.sites, plan.factor)
-        forward = (proof.Forward(plan.context, plan.target, base), sites)
-        requests.append(proof.BuildRequest(place, plan.model.path, forward=forward))
+        lengths = plan.context, plan.target
+        requests.append(proof.BuildRequest(place, plan.model.path, base, sites, *lengths))
     found = proof.build(requests, tensors=False)
-    sites = [request.forward[1] for request in requests]
-    reads = [request.forward[0].read for request in requests]
+    sites = [request.promise for request in requests]
+    reads = [request.read for request in requests]
     entries = zip(found, sites, reads, strict=True)
     return dict(zip([job[0] for job in jobs], entries, strict=True))
 
@@ -387,10 +387,9 @@ def test_a_trillion_parameters_are_proved_within_4_gb(tmp_path: Path, monkeypatc
     plan = make_plan(KIMI_K2, Extend(factor=2))
     (tmp_path / "config.json").write_text(json.dumps(plan.config))
     sites = proof.ExpectedRotary(plan.sites, plan.factor)
-    asked = proof.Forward(plan.context, plan.target, KIMI_K2)
-    request = proof.BuildRequest(tmp_path, forward=(asked, sites))
+    request = proof.BuildRequest(tmp_path, (), KIMI_K2, sites, plan.context, plan.target)
     (found,) = proof.build([request], tensors=False)
-    made = proof.compare(found, sites, tensors=False, read=proof.expected_rotary(asked.read))
+    made = proof.compare(found, sites, tensors=False, read=proof.expected_rotary(request.read))
     assert made.attention_modules == 61
     assert "attention modules match" in made.base
     assert "matches the base with the planned frequencies" in made.forward

@@ -16,7 +16,6 @@ from ropext.evaluation.variants import InMemoryModel, InMemorySnapshot, Variant
 from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.models.patching import (
     base_model,
-    changed_since_patch,
     check_rotation,
     config_of,
     name_of,
@@ -66,8 +65,10 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> InMe
             f"the adapter {merged} is merged into this model's weights, which reading them without "
             "it would change; call unmerge_adapter() first, or give what merge_and_unload makes"
         )
+    from ropext.models.patching.intact import changed_weight  # late: it loads torch
+
     check_rotation(live)
-    changed = "" if options.base else changed_since_patch(live)
+    changed = "" if options.base else changed_weight(live)
     if changed:
         name = name_of(live)
         given = f"base={name!r}, from which it was loaded" if name else "the checkpoint by base="

@@ -68,9 +68,7 @@ def check_readable(model: "GgufFile") -> None:
 
 def write_small(model: "GgufFile", place: Path) -> None:
     """Write the config, the tokenizer and the record of a GGUF, without its weights."""
-    with redirect_stderr(StringIO()), _refusing(model):  # its progress bars
-        config = _small_parts(model, place)
-    _write_record(model, place, config)
+    _write_directory(model, place, _save_config)
 
 
 def dequantise(model: "GgufFile", place: Path, say: Say = no_messages) -> Path:
@@ -81,15 +79,23 @@ def dequantise(model: "GgufFile", place: Path, say: Say = no_messages) -> Path:
         f"transformers dequantises {model.quantisation} to float32: {in_bytes(needed)} of "
         f"memory, and as much in {place.parent.parent}"
     )
-    with redirect_stderr(StringIO()), _refusing(model):  # its progress bars
-        config = _load(model, place)
-    _write_record(model, place, config)
+    _write_directory(model, place, _save_model)
     return place
 
 
-def _write_record(model: "GgufFile", place: Path, config: dict[str, Any]) -> None:
-    """Write the config with the file's own rotary embeddings, and the file's ropext record if it
-    has one."""
+def _write_directory(model: "GgufFile", place: Path, save: Callable[[Path, Path], None]) -> None:
+    """Write what `save` takes from a GGUF, its tokenizer, the config with the file's own rotary
+    embeddings, and the file's ropext record if it has one."""
+    path = model.head.path
+    with redirect_stderr(StringIO()), _gguf_refused(model):  # its progress bars
+        from transformers import AutoTokenizer
+
+        save(path, place)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            path.parent, gguf_file=path.name, trust_remote_code=False
+        )
+        tokenizer.save_pretrained(place)
+        config: dict[str, Any] = json.loads((place / "config.json").read_text("utf-8"))
     (place / "config.json").write_bytes(dump(with_rope(config, model.config)))
     if (stored := model.kept_record) is not None:
         (place / "ropext.json").write_bytes(dump(stored))
@@ -100,12 +106,11 @@ def _write_record(model: "GgufFile", place: Path, config: dict[str, Any]) -> Non
         (place / "ropext.json").write_bytes(dump(stored | {"base": base}))
 
 
-def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
-    """Save the model and the tokenizer that transformers reads from the file; return the config."""
+def _save_model(path: Path, place: Path) -> None:
+    """Save the model that transformers dequantises from a GGUF, with its config."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    path = model.head.path
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path.parent,
         gguf_file=path.name,
@@ -118,39 +123,18 @@ def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
     loaded.is_quantized = False
     vars(loaded.config).pop("quantization_config", None)
     loaded.save_pretrained(place)
-    _save_tokenizer(path, place)
-    return _config_in(place)
 
 
-def _small_parts(model: "GgufFile", place: Path) -> dict[str, Any]:
-    """Save the config and the tokenizer that transformers reads from the file; return the
-    config."""
+def _save_config(path: Path, place: Path) -> None:
+    """Save the config that transformers reads from the header of a GGUF."""
     from transformers import AutoConfig
 
-    path = model.head.path
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     config.save_pretrained(place)
-    _save_tokenizer(path, place)
-    return _config_in(place)
-
-
-def _save_tokenizer(path: Path, place: Path) -> None:
-    """Save the tokenizer of a GGUF as transformers reads it."""
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(
-        path.parent, gguf_file=path.name, trust_remote_code=False
-    )
-    tokenizer.save_pretrained(place)
-
-
-def _config_in(place: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((place / "config.json").read_text("utf-8"))
-    return config
 
 
 @contextmanager
-def _refusing(model: "GgufFile") -> Iterator[None]:
+def _gguf_refused(model: "GgufFile") -> Iterator[None]:
     """Raise InputError with the reason and a remedy if transformers cannot read the file."""
     try:
         yield

@@ -231,21 +231,17 @@ def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise_named(error)
         reason = first_line(error)
-        if how.attention and _attention_fails(snapshot, how, how.attention):
-            raise UsageError(f"--attn-implementation {how.attention}: {reason}") from error
+        wanted = how.attention
+        if wanted and not _is_built(snapshot, how, wanted) and _is_built(snapshot, how, "eager"):
+            raise UsageError(f"--attn-implementation {wanted}: {reason}") from error
         kind = "masked" if how.masked else "causal"
         raise InputError(
             f"{snapshot.name} cannot be loaded as a {kind} language model: {reason}"
         ) from error
 
 
-def _attention_fails(snapshot: Snapshot, how: Loading, attention: str) -> bool:
-    """Return whether the model, without its weights, can be built with eager attention but not with
-    this."""
-    return not _is_built(snapshot, how, attention) and _is_built(snapshot, how, "eager")
-
-
 def _is_built(snapshot: Snapshot, how: Loading, attention: str) -> bool:
+    """Return whether transformers builds the model, without its weights, with this attention."""
     try:
         skeleton(snapshot, attention, how.trust_remote_code, how.masked)
     except (OSError, ValueError, ImportError, UnsupportedModel):
@@ -319,8 +315,7 @@ def free_memory(device: "torch.device") -> int:
     if limit.exists() and used.exists():
         most = limit.read_text("ascii").strip()
     if most.isdigit():  # else "max": no limit
-        cached = _entries(CGROUP / "memory.stat").get("inactive_file", 0)
-        limits.append(int(most) - int(used.read_text("ascii")) + cached)
+        limits.append(int(most) - int(used.read_text("ascii")) + _inactive_file_bytes())
     return min(limits) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -342,14 +337,8 @@ def tell_used(
         out.write(json.dumps({"what": what, "seconds": seconds, "peak_bytes": peak}) + "\n")
 
 
-def _entries(path: Path) -> dict[str, int]:
-    """Return the lines `name: number unit` or `name number` of a file; nothing if there is no
-    file."""
-    entries = dict[str, int]()
-    if not path.exists():
-        return entries
-    for line in path.read_text("ascii").replace(":", " ").splitlines():
-        parts = line.split()
-        if len(parts) > 1:
-            entries[parts[0]] = int(parts[1])
-    return entries
+def _inactive_file_bytes() -> int:
+    """Return the bytes of page cache that the kernel takes back from a container first."""
+    stat = CGROUP / "memory.stat"
+    lines = stat.read_text("ascii").splitlines() if stat.exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

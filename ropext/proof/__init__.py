@@ -19,7 +19,6 @@ from ropext.base.errors import ProofFailed, listed
 from ropext.base.jsontext import Json, JsonObject, dump, read_object
 from ropext.families import Model, stock
 from ropext.families.config import Dict, locate, parts
-from ropext.files.checkpoint.provenance import Record
 from ropext.planning import ExtensionPlan
 from ropext.proof.comparing import (
     LISTED,
@@ -39,28 +38,15 @@ __all__ = ["ExpectedRotary", "Proof", "compare"]
 
 TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
 LEAST_SECONDS = 600.0  # for each directory, even if its model is small
+NO_ROTARY = ExpectedRotary(())
 TASK = stock.ChildTask("the verification", "; --no-verify skips it")
 # transformers builds at least so many, in all layers together, three times over
 EXPERTS_A_SECOND = 20
 
 
-@dataclass(frozen=True)
-class Forward:
-    """The inputs of a small model's forward pass, in addition to the sites."""
-
-    context: int
-    target: int
-    base: JsonObject | None  # the config before; None if it is not at hand
-
-    @cached_property
-    def read(self) -> Model | None:
-        """Return the base as ropext reads its config; None if the config is not at hand."""
-        return None if self.base is None else families.as_read(dict(self.base))
-
-
 def expected_rotary(model: Model, *, stock: bool = False) -> ExpectedRotary:
-    """Return a config's promise as ropext reads it; with `stock`, as transformers is known to read
-    it.
+    """Return the rotary embeddings of a config as ropext reads it; with `stock`, as transformers is
+    known to read it.
 
     The site with the largest ratio of context to original context sets the bound of all sites.
     """
@@ -70,56 +56,52 @@ def expected_rotary(model: Model, *, stock: bool = False) -> ExpectedRotary:
     )
 
 
-def recorded(record: Record) -> ExpectedRotary:
-    """Return the promise of a ropext.json."""
-    return ExpectedRotary(record.sites, record.target / record.context)
-
-
 @dataclass(frozen=True)
 class BuildRequest:
     """A directory for transformers to build, and the questions about it."""
 
     directory: Path
     text_path: Sequence[str] = ()  # to the part of the config that holds the rope dict
-    base: JsonObject | None = None  # the config before; `forward` overrides it if it has one
-    forward: tuple[Forward, ExpectedRotary] | None = None
+    base: JsonObject | None = None  # the config before; None if it is not at hand
+    promise: ExpectedRotary = NO_ROTARY
+    context: int = 0  # of the base
+    target: int = 0  # tokens that a small model has to read; 0: none is built
     last: int = 0  # tokens that a model without rotation has to read ...
     listen: bool = False  # ... and whether to note which distances its attention receives
 
+    @cached_property
+    def read(self) -> Model | None:
+        """Return the base of a small model as ropext reads its config; None if there is none."""
+        if self.base is None or not self.target:
+            return None
+        return families.as_read(dict(self.base))
+
     def to_child(self) -> "DirectoryJob":
         """Return the request as JSON for the child process."""
-        job: DirectoryJob = {
+        promise = self.promise
+        sites: list[WantedNumbers] = []
+        for site in promise.sites:  # the child's small models use these, not the base's
+            wanted = site.wanted
+            sites.append(
+                {
+                    "label": site.label,
+                    "inv_freq": wanted.inv_freq,
+                    "attention_factor": wanted.attention_factor,
+                    "softmax_factor": wanted.softmax_factor,
+                    "bound": promise.bound(site),
+                }
+            )
+        return {
             "directory": os.path.abspath(self.directory),
             "text_path": list(self.text_path),
+            "base": self.base,
+            "base_context": self.read.context if self.read is not None else 0,
+            "sites": sites,
+            "context": self.context,
+            "target": self.target,
             "last": self.last,
             "listen": self.listen,
-            "base": self.base,
-            "base_context": 0,
-            "forward": None,
         }
-        if self.forward is not None:
-            asked, promise = self.forward
-            sites: list[WantedNumbers] = []
-            for site in promise.sites:  # the child's small models use these, not the base's
-                wanted = site.wanted
-                sites.append(
-                    {
-                        "label": site.label,
-                        "inv_freq": wanted.inv_freq,
-                        "attention_factor": wanted.attention_factor,
-                        "softmax_factor": wanted.softmax_factor,
-                        "bound": promise.bound(site),
-                    }
-                )
-            job["forward"] = {
-                "sites": sites,
-                "context": asked.context,
-                "target": asked.target,
-            }
-            if asked.read is not None:
-                job["base"] = asked.base
-                job["base_context"] = asked.read.context
-        return job
 
 
 def build(
@@ -181,31 +163,20 @@ def require_buildable(config: JsonObject) -> None:
     check_built(built)
 
 
-def prove(
-    directory: Path,
-    promise: ExpectedRotary,
-    *,
-    forward: Forward | None,
-    text_path: Sequence[str] = (),
-    trust_remote_code: bool = False,
-) -> Proof:
+def prove(request: BuildRequest, *, trust_remote_code: bool = False) -> Proof:
     """Verify one directory: every module, every tensor, and one forward pass of a small model.
 
-    Modules are compared with the promise, tensors with the model that transformers builds. Without
-    `forward` no small model runs. Raise ProofFailed if anything differs.
+    Modules are compared with the promise, tensors with the model that transformers builds. Raise
+    ProofFailed if anything differs.
     """
-    asked = None
-    if forward is not None:
-        asked = (forward, promise)
-    request = BuildRequest(directory, text_path, forward=asked)
     (built,) = build([request], trust_remote_code=trust_remote_code)
     base = None
     known = None
-    if forward is not None and forward.read is not None:
-        base = expected_rotary(forward.read)
-        known = expected_rotary(forward.read, stock=True)
+    if request.read is not None:
+        base = expected_rotary(request.read)
+        known = expected_rotary(request.read, stock=True)
     try:
-        return compare(built, promise, read=base, known=known)
+        return compare(built, request.promise, read=base, known=known)
     except ProofFailed as failed:
         failed.changed = built.get("base", {}).get("changed")
         raise
@@ -276,13 +247,9 @@ def prove_plan(
     if growth is not None:
         return prove_table(directory, growth.extended, trust_remote_code=trust_remote_code)
     text_path = locate(dict(plan.config)).path
-    proved = prove(
-        directory,
-        ExpectedRotary(plan.sites, plan.factor),
-        forward=Forward(plan.context, plan.target, base),
-        text_path=text_path,
-        trust_remote_code=trust_remote_code,
-    )
+    promise = ExpectedRotary(plan.sites, plan.factor)
+    request = BuildRequest(directory, text_path, base, promise, plan.context, plan.target)
+    proved = prove(request, trust_remote_code=trust_remote_code)
     others = families.changed_beside(families.as_read(dict(base)), proved.changed or ())
     if others:
         raise ProofFailed(

@@ -19,14 +19,6 @@ class WantedNumbers(TypedDict):
     bound: float  # largest relative difference that float32 explains
 
 
-class SmallPass(TypedDict):
-    """The forward pass that a small model has to run."""
-
-    sites: list[WantedNumbers]
-    context: int
-    target: int
-
-
 class DirectoryJob(TypedDict):
     """One directory to build, and the questions about it."""
 
@@ -36,7 +28,9 @@ class DirectoryJob(TypedDict):
     listen: bool  # note which distances its attention receives
     base: JsonObject | None  # the config before
     base_context: int
-    forward: SmallPass | None
+    sites: list[WantedNumbers]
+    context: int
+    target: int  # tokens that a small model has to read; 0: none is built
     describe: NotRequired[bool]  # describe the model type, and do nothing else
 
 
@@ -107,7 +101,6 @@ class PassAnswer(TypedDict, total=False):
     difference: float | None  # from the outputs of the base with the planned numbers
     note: str | None  # why nothing was compared
     moved: float  # difference from the outputs of the unchanged base
-    cost: JsonObject
 
 
 class ReadAnswer(TypedDict, total=False):
@@ -125,7 +118,6 @@ class Built(TypedDict, total=False):
     directory: str
     transformers: str
     error: str | None
-    cost: JsonObject
     model_class: str
     base: BuiltBase
     untied: list[str]

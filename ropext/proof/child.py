@@ -16,7 +16,6 @@ import math
 import os
 import re
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
         BuiltRotary,
         ChildJob,
         DirectoryJob,
-        PassAnswer,
         TypeDescription,
     )
 
@@ -246,9 +244,10 @@ def make_plain(config: PreTrainedConfig, seen: set[int]) -> None:
 
 
 def attention(
-    modules: NamedModules, cls: type[PreTrainedModel], config: PreTrainedConfig, path: list[str]
+    model: PreTrainedModel, modules: NamedModules, path: list[str]
 ) -> list[BuiltAttention]:
-    """Return every attention module's softmax factor: its scale over its scale with plain RoPE.
+    """Return the softmax factor of every attention module: its scale over its scale with plain
+    RoPE.
 
     The plain scale is 1/sqrt(head dim) in most families. If it is not, the model is built a second
     time with plain RoPE (Gemma's query_pre_attn_scalar, Granite's attention_multiplier).
@@ -256,10 +255,10 @@ def attention(
     scales = softmax_scales(modules)
     plain = {name: unit for name, (_, unit) in scales.items() if unit}
     if any(abs(scale / plain.get(n, float("inf")) - 1) > 1e-6 for n, (scale, _) in scales.items()):
-        twin = copy.deepcopy(config)
+        twin = copy.deepcopy(model.config)
         make_plain(text_config(twin, path), set())
-        model = skeleton(cls, twin)
-        built = softmax_scales(text_modules(model, text_config(twin, path)))
+        plain_model = skeleton(type(model), twin)
+        built = softmax_scales(text_modules(plain_model, text_config(twin, path)))
         plain = {name: scale for name, (scale, _) in built.items()}
     return [
         {"module": name, "softmax_factor": scale / plain[name]}
@@ -267,18 +266,12 @@ def attention(
     ]
 
 
-def numbers(
-    model: PreTrainedModel,
-    cls: type[PreTrainedModel],
-    config: PreTrainedConfig,
-    path: list[str],
-    length: int | None = None,
-) -> BuiltNumbers:
+def numbers(model: PreTrainedModel, path: list[str], length: int | None = None) -> BuiltNumbers:
     """Return the numbers that the rotary and attention modules of a model compute."""
     modules = text_modules(model, text_config(model.config, path))
     return {
         "rotary": rotary(modules, length),
-        "attention": attention(modules, cls, config, path),
+        "attention": attention(model, modules, path),
     }
 
 
@@ -302,29 +295,28 @@ def as_in_memory(value: dict[str, Json]) -> Json:
 
 def read_base(
     entry: DirectoryJob, cls: type[PreTrainedModel], config: PreTrainedConfig
-) -> tuple[BuiltBase, PreTrainedConfig | None, PreTrainedModel | None]:
-    """Build the base's config with transformers; return the answer, that config and its model.
+) -> tuple[BuiltBase, PreTrainedModel | None]:
+    """Build the base's config with transformers; return the answer and the model.
 
-    Config and model are None if it cannot be built. If the job only reads tokens (`last`), the
-    model is None too.
+    The model is None if it cannot be built, or if the job only reads tokens (`last`).
     """
     if entry["base"] is None:
-        return {"error": "its config is not at hand"}, None, None
+        return {"error": "its config is not at hand"}, None
     out: BuiltBase = {"error": None, "changed": None}
     try:
         values = json.loads(json.dumps(entry["base"]), object_hook=as_in_memory)
         base = plain_weights(type(config).from_dict(values))
         out["changed"] = changes(base.to_dict(), config.to_dict())
         if entry["last"]:
-            return out, base, None
+            return out, None
         model = skeleton(cls, base)
-        read = numbers(model, cls, base, entry["text_path"], entry["base_context"])
+        read = numbers(model, entry["text_path"], entry["base_context"])
         out["rotary"] = read["rotary"]
         out["attention"] = read["attention"]
-        return out, base, model
+        return out, model
     except Exception as error:
         out["error"] = sentence_of(error)
-        return out, None, None
+        return out, None
 
 
 def plain_weights(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -347,23 +339,6 @@ def beside(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def forward(
-    built: Sequence[tuple[PreTrainedConfig, PreTrainedModel]],
-    entry: DirectoryJob,
-    rotating: Sequence[BuiltRotary],
-) -> PassAnswer:
-    """Run one pass of a small model; return its answer and cost.
-
-    `built` holds the written config and its model, then the base's if there is one.
-    """
-    mark = time.process_time()
-    before = cost(mark)["peak_bytes"]
-    child = sys.modules[__name__]
-    answer: PassAnswer = beside("forward").forward(child, built, entry, rotating)
-    answer["cost"] = cost(mark) | {"peak_bytes_before": before}
-    return answer
 
 
 def read_config(directory: str, trust: bool) -> PreTrainedConfig:
@@ -406,23 +381,22 @@ def build(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescription:
         table = stored.headers(directory)
     if table:
         apart = stored.untied(cls, config, directory)
-    base, base_config, base_model = read_base(entry, cls, config)
+    base, base_model = read_base(entry, cls, config)
     answer: Built = {"model_class": cls.__name__, "base": base, "untied": apart}
     if entry["last"]:
         answer["tensors"] = stored.compared(cls, config, directory, table, quantised)
         answer["last"] = beside("forward").read_last(cls, config, entry, trust)
         return answer
     model = skeleton(cls, config)
-    computed = numbers(model, cls, config, entry["text_path"])
+    computed = numbers(model, entry["text_path"])
     answer["rotary"] = computed["rotary"]
     answer["attention"] = computed["attention"]
     answer["forward"] = None
     answer["tensors"] = None
-    if entry["forward"] is not None:
-        built = [(config, model)]
-        if base_config is not None and base_model is not None:
-            built.append((base_config, base_model))
-        answer["forward"] = forward(built, entry, computed["rotary"])
+    if entry["target"]:
+        models = [model] if base_model is None else [model, base_model]
+        child = sys.modules[__name__]
+        answer["forward"] = beside("forward").forward(child, models, entry, computed["rotary"])
     if table:
         answer["tensors"] = stored.compared(cls, config, directory, table, quantised)
     return answer
@@ -453,18 +427,6 @@ def sentence_of(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[-1].strip()}"
 
 
-def cost(since: float) -> dict[str, float]:
-    """Return the CPU seconds since a mark, and this process's peak memory in bytes (0 on
-    Windows)."""
-    peak = 0
-    if sys.platform != "win32":  # Windows has no resource module
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak *= 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
-    return {"cpu_seconds": time.process_time() - since, "peak_bytes": peak}
-
-
 def main() -> None:
     block_ropext()
     job: ChildJob = json.load(sys.stdin)
@@ -477,7 +439,6 @@ def main() -> None:
     limit_memory(job["room"])
     with open(sys.argv[1], "w", encoding="utf-8") as out:
         for entry in job["directories"]:
-            mark = time.process_time()
             answer: dict[str, Json] = {"directory": entry["directory"]}
             answer["transformers"] = transformers.__version__
             try:
@@ -485,7 +446,6 @@ def main() -> None:
                 answer["error"] = None
             except Exception as error:
                 answer["error"] = sentence_of(error)
-            answer["cost"] = cost(mark)
             out.write(json.dumps(answer) + "\n")
             out.flush()
             os.fsync(out.fileno())

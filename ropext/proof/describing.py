@@ -532,5 +532,5 @@ def describe(
             added = added_by(type(config), path[0], text.model_type, type(text))
         composite = {"scheme": "composite", "path": path, "text": text.model_type, "added": added}
         types[config.model_type] = composite | {"auto_class": auto_class(config)}
-    computed: BuiltNumbers = child.numbers(model, cls, config, path)
+    computed: BuiltNumbers = child.numbers(model, path)
     return {**computed, "types": types}

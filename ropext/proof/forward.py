@@ -29,12 +29,10 @@ if TYPE_CHECKING:
         DirectoryJob,
         PassAnswer,
         ReadAnswer,
-        SmallPass,
         WantedNumbers,
     )
 
     NamedModules = Sequence[tuple[str, nn.Module]]
-    BuiltModel = tuple[PreTrainedConfig, PreTrainedModel]
 
 MOST_PARAMETERS = 50_000_000  # 200 MB in float32; a type that stays wider is not run
 NARROW = 64
@@ -292,8 +290,6 @@ class Small:
         self, child: ModuleType, cls: type[PreTrainedModel], config: PreTrainedConfig
     ) -> None:
         self.child = child
-        self.cls = cls
-        self.config = config
         self.model: PreTrainedModel = child.skeleton(cls, config)
         self.modules = child.text_modules(self.model, child.text_config(self.model.config, []))
 
@@ -302,9 +298,7 @@ class Small:
         return embeddings
 
     def attention(self) -> list[BuiltAttention]:
-        factors: list[BuiltAttention] = self.child.attention(
-            self.modules, self.cls, self.config, []
-        )
+        factors: list[BuiltAttention] = self.child.attention(self.model, self.modules, [])
         return factors
 
     def run(self, where: list[int]) -> Tensor:
@@ -376,14 +370,14 @@ def attempt(
     child: ModuleType,
     cls: type[PreTrainedModel],
     texts: Sequence[PreTrainedConfig],
-    asked: SmallPass,
+    job: DirectoryJob,
     full: Collection[BuiltRotary],
 ) -> PassAnswer:
     """Run the small models of the written config and of the base's, if given; return the answer.
 
     `failed` is set if only the written config's model fails. Raise NotRun if the base's cannot run.
     """
-    where = positions(asked["context"], asked["target"])
+    where = positions(job["context"], job["target"])
     after = Small(child, cls, texts[0])
     answer: PassAnswer = {"last": where[-1], "difference": None, "note": None}
     parameters = sum(p.numel() for p in after.model.parameters())
@@ -418,27 +412,29 @@ def attempt(
         answer["note"] = f"finite; {why}"
         return answer
     try:
-        answer["difference"] = compare(base, after, asked["sites"], where, new)
+        answer["difference"] = compare(base, after, job["sites"], where, new)
     except NotRun as reason:
         answer["note"] = f"finite; not compared: {reason}"
     return answer
 
 
 def forward(
-    child: ModuleType, built: Sequence[BuiltModel], job: DirectoryJob, full: Collection[BuiltRotary]
+    child: ModuleType,
+    models: Sequence[PreTrainedModel],
+    job: DirectoryJob,
+    full: Collection[BuiltRotary],
 ) -> PassAnswer:
-    """Return the result of one pass: `reason` if it did not run, `failed` if the written config
-    fails.
+    """Return the result of one pass of a small model: `reason` if it did not run, `failed` if the
+    written config fails.
 
-    A reason is never a failure: it explains which part of this type cannot be made small.
+    `models` holds the written config's model, then the base's if there is one. A reason is never a
+    failure: it explains which part of this type cannot be made small.
     """
     path = job["text_path"]
-    asked = job["forward"]
-    assert asked is not None
     answer: PassAnswer = {"reason": None, "failed": None, "layers": 0}
     try:
-        texts = [child.text_config(config, path) for config, _ in built]
-        parts = [owner(model, child.text_config(model.config, path)) for _, model in built]
+        texts = [child.text_config(model.config, path) for model in models]
+        parts = list(map(owner, models, texts))
         count = texts[0].num_hidden_layers
         stacks = [layers_of(one, count) for one in parts]
         chosen = first_of_each_kind(*map(kinds, stacks, texts))
@@ -446,7 +442,7 @@ def forward(
         for heads_too in (True, False):
             narrowed = [narrow(text, count, chosen, heads_too) for text in texts]
             try:
-                done = attempt(child, type(parts[0]), narrowed, asked, full)
+                done = attempt(child, type(parts[0]), narrowed, job, full)
             except Exception as error:
                 last = last or error
                 continue

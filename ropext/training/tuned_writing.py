@@ -181,9 +181,12 @@ def _record(
     if origin.table is not None:
         proved = proof.prove_table(directory, origin.table.extended)
     else:
-        forward = proof.Forward(record.context, record.target, origin.base_config())
-        promise = proof.recorded(record)
-        proved = proof.prove(directory, promise, forward=forward, text_path=origin.path).to_json()
+        promise = proof.ExpectedRotary(record.sites, record.target / record.context)
+        base = origin.base_config()
+        context = record.context
+        proved = proof.prove(
+            proof.BuildRequest(directory, origin.path, base, promise, context, record.target)
+        ).to_json()
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     return replace(
         record,

@@ -15,7 +15,6 @@ from ropext.base.jsontext import Json, JsonObject, read_redirected
 from ropext.families import Model, stock
 from ropext.files.checkpoint import Snapshot, check_foreign_parts, provenance, with_weights
 from ropext.files.inspecting import open_model
-from ropext.proof import ExpectedRotary
 from ropext.scaling import forms
 from ropext.scaling.rope import CONFIG, Positions, Site
 
@@ -29,11 +28,6 @@ class Claim:
     sites: tuple[Site, ...]
     base: JsonObject | None  # the config before, if it is known
     edited: tuple[str, ...] = ()  # dotted keys of it that the extension writes
-
-    @property
-    def promise(self) -> ExpectedRotary:
-        """Return the rotary embeddings that transformers must build if the claim is right."""
-        return ExpectedRotary(self.sites, self.target / self.context)
 
 
 def claim_of(

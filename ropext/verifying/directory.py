@@ -92,15 +92,16 @@ def check_spectrum(subject: RotarySubject) -> Iterator[Check]:
     """Compare the frequencies and tensors of the model that transformers builds with the claim."""
     claim = subject.claim
     config = subject.snapshot.config
-    forward = proof.Forward(claim.context, max(claim.target, claim.context), claim.base)
+    request = proof.BuildRequest(
+        subject.snapshot.directory,
+        subject.model.path,
+        claim.base,
+        proof.ExpectedRotary(claim.sites, claim.target / claim.context),
+        claim.context,
+        max(claim.target, claim.context),
+    )
     try:
-        proved = proof.prove(
-            subject.snapshot.directory,
-            claim.promise,
-            forward=forward,
-            text_path=subject.model.path,
-            trust_remote_code=subject.depth.trust_remote_code,
-        )
+        proved = proof.prove(request, trust_remote_code=subject.depth.trust_remote_code)
     except ProofFailed as failed:
         yield Check("spectrum and tensors", False, str(failed))
         yield from check_config(config, claim, failed.changed)

@@ -193,7 +193,7 @@ def test_mistakes_are_refused_before_weights_are_made(models, monkeypatch, tmp_p
     def load(*_):
         raise AssertionError("weights were made")
 
-    monkeypatch.setattr(dequantising, "_load", load)
+    monkeypatch.setattr(dequantising, "_save_model", load)
     file = str(models[1])
     with pytest.raises(InputError, match="there is no such file"):
         ropext.evaluate(file, data=str(tmp_path / "none.jsonl"))

@@ -38,7 +38,6 @@ LOADED = "model of transformers in memory, or a model of PEFT around one"  # hel
 RUNTIME = {"architectures", "dtype", "quantization_config", "transformers_version", "use_cache"}
 PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionType)
 PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
-SUMS = "_ropext_sums"  # attribute of a patched model: its weights at the first patch, as sums
 
 
 def base_model(model: object, call: str = "patch") -> "PreTrainedModel":
@@ -217,6 +216,8 @@ def unpatch(model: Model) -> Model:
     live = base_model(model, "unpatch")
     original = getattr(live, ORIGINAL, None)
     if original is not None:
+        from ropext.models.patching.intact import SUMS
+
         _apply(live, original, CONFIG_ALONE)
         vars(live).pop(SUMS, None)
     return model
@@ -228,14 +229,6 @@ def check_rotation(live: "PreTrainedModel") -> None:
 
     if any(name.endswith("inv_freq") for name, _ in live.named_buffers()):
         check_frequencies(live, _skeleton(live, live.config))
-
-
-def changed_since_patch(live: "PreTrainedModel") -> str:
-    """Return a sentence about a weight that changed since the model was patched first; "" if none
-    did."""
-    from ropext.models.patching.intact import changed_weight
-
-    return changed_weight(live, getattr(live, SUMS, {}))
 
 
 def name_of(live: "PreTrainedModel") -> str:
@@ -296,7 +289,7 @@ def patch(
     `literal` (the paper's rule, by which queries inside the trained context see groups too). A
     second call replaces the first; `ropext.models.patching.unpatch` undoes it.
     """
-    from ropext.models.patching.intact import keep_exact, sums_of
+    from ropext.models.patching.intact import keep_exact, keep_sums
 
     live = base_model(model)
     made = plan_of(model, window=window, group=group, literal=literal, **options)
@@ -307,9 +300,5 @@ def patch(
     keep_exact(live)
     setattr(live, PLANNED, made)
     if is_first:
-        tables = tables_of(live, None)  # their old rows are kept unchanged
-        sums = sums_of(live)
-        setattr(
-            live, SUMS, {k: v for k, v in sums.items() if k.removesuffix(".weight") not in tables}
-        )
+        keep_sums(live, tables_of(live, None))  # the old rows of tables are kept unchanged
     return model

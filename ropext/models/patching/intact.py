@@ -1,7 +1,7 @@
 """Check that a model in memory still has the weights of its base and the frequencies of its
 config."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ Sums = dict[str, tuple[str, int]]  # name of a parameter -> its dtype, and the s
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 # PEFT's names for a layer that an adapter wraps.
 WRAPPED = ("base_layer", "original_module")
+SUMS = "_ropext_sums"  # attribute of a patched model: its weights at the first patch, as sums
 EXACT = "_ropext_exact"  # attribute of a rotary module: its frequencies before any cast
 # Between devices float32 frequencies differ by some units in the last place.
 TOLERANCE = 4e-6
@@ -51,10 +52,20 @@ def _without_adapters(live: "PreTrainedModel") -> Iterator[tuple[str, "nn.Parame
             yield own, parameter
 
 
-def changed_weight(live: "PreTrainedModel", before: Sums) -> str:
-    """Return a sentence about a parameter that differs from `before`; "" if none does."""
+def keep_sums(live: "PreTrainedModel", tables: Container[str]) -> None:
+    """Keep the sums of a model's parameters, except of its tables, for `changed_weight`."""
+    sums = Sums()
+    for name, found in sums_of(live).items():
+        if name.removesuffix(".weight") not in tables:
+            sums[name] = found
+    setattr(live, SUMS, sums)
+
+
+def changed_weight(live: "PreTrainedModel") -> str:
+    """Return a sentence about a parameter that changed since the model was patched first; "" if
+    none did."""
     now = sums_of(live)
-    for name, (dtype, total) in before.items():
+    for name, (dtype, total) in getattr(live, SUMS, Sums()).items():
         if name not in now:
             return f"{name} is gone"
         if now[name][0] != dtype:

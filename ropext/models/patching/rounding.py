@@ -29,6 +29,7 @@ from ropext.base.jsontext import Json
 from ropext.families import stock
 from ropext.families.geometry import CacheLayer
 from ropext.families.loaders.gguf import reorders_keys
+from ropext.models.patching.probing import probe_attention
 from ropext.options.cache import UNROUNDED, StoredCache
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ NAME = "ropext_rounded_cache"  # in transformers' tables of attention functions
 BLOCK = 32  # channels that share a scale
 LEAST_TURN = 64  # channels of the smallest Hadamard matrix
 LARGEST_FP8 = 448.0  # the largest e4m3; larger numbers are clamped to it
-PROBE_TOKENS = 3
 OTHER_NUMBERS = (
     "--kv: the layers of this model attend to other numbers than their cache keeps (a latent "
     "vector, keys shared between layers, or attention of their own)"
@@ -176,24 +176,12 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[before])
     live.set_attn_implementation(NAME)
     try:
-        _probe(live)
+        probe_attention(live)
         _check_layers(live.config, list(seen.values()), stored)
         AttentionInterface.register(NAME, attend)
         yield
     finally:
         live.set_attn_implementation(before)
-
-
-def _probe(live: "PreTrainedModel") -> None:
-    """Run the model on a few tokens, so that each attention layer is called once."""
-    trains = live.training
-    try:
-        live.eval()
-        tokens = torch.arange(PROBE_TOKENS, device=live.device)[None]
-        with torch.no_grad():
-            live(input_ids=tokens, use_cache=False)
-    finally:
-        live.train(trains)
 
 
 def kept_layers(config: dict[str, Json]) -> tuple[CacheLayer, ...]:

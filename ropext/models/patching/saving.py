@@ -26,7 +26,6 @@ from ropext.files.checkpoint.writing import WriteOptions, write, write_texts
 from ropext.models.patching import (
     LOADED,
     base_model,
-    changed_since_patch,
     name_of,
     original_of,
     plan_in,
@@ -72,27 +71,26 @@ class MemorySource:
         return Output(output, reads=[name_of(base_model(self.model))])
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
+        """Write the weights, the config and the tokenizer from memory; return the record with their
+        identities and edits."""
         with library_errors(output):
-            return self._put(stage, record)
-
-    def _put(self, stage: Staged, record: Record) -> Record:
-        base_model(self.model).save_pretrained(stage.directory)
-        weights = dict[str, WeightFile]()
-        for file in sorted(stage.directory.glob("*.safetensors")):
-            weights[file.name] = identify_weights(file)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(stage.directory)
-        snapshot = open_snapshot(stage.directory)
-        config = snapshot.config | dict(self.config)
-        # The weights have the dtype of the model in memory, under either spelling.
-        for key in ("dtype", "torch_dtype"):
-            if key in config:
-                config[key] = snapshot.config["dtype"]
-        edits, limits = length_edits(snapshot, record.context, record.target)
-        stage.notes += limits
-        write_texts(snapshot, stage.directory, config, edits)
-        if any(edit.file == TOKENIZER for edit in edits):
-            _clear_truncation(stage.directory / TOKENIZER)
+            base_model(self.model).save_pretrained(stage.directory)
+            weights = dict[str, WeightFile]()
+            for file in sorted(stage.directory.glob("*.safetensors")):
+                weights[file.name] = identify_weights(file)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(stage.directory)
+            snapshot = open_snapshot(stage.directory)
+            config = snapshot.config | dict(self.config)
+            # The weights have the dtype of the model in memory, under either spelling.
+            for key in ("dtype", "torch_dtype"):
+                if key in config:
+                    config[key] = snapshot.config["dtype"]
+            edits, limits = length_edits(snapshot, record.context, record.target)
+            stage.notes += limits
+            write_texts(snapshot, stage.directory, config, edits)
+            if any(edit.file == TOKENIZER for edit in edits):
+                _clear_truncation(stage.directory / TOKENIZER)
         return replace(record, weights=weights, edits=record.edits + edits)
 
     def finish(
@@ -131,6 +129,8 @@ def save(
     tokenizer: without `tokenizer` none is written, as with save_pretrained. Length limits in the
     tokenizer's files are raised to the target; the tokenizer in memory keeps its own.
     """
+    from ropext.models.patching.intact import changed_weight  # late: it loads torch
+
     Writing(no_verify=no_verify)  # raises an error if it is no flag
     live = base_model(model, "save")
     made = plan_in(live)
@@ -147,7 +147,7 @@ def save(
         own_code = type(live).__module__.startswith("transformers_modules.")  # and it runs already
         return proof.prove_plan(folder, made, original_of(live), trust_remote_code=own_code)
 
-    is_changed = bool(changed_since_patch(live))
+    is_changed = bool(changed_weight(live))
     base = _base_of(live)
     output = from_home(directory)
     card = partial(_card_of, made, base, output.name, is_changed)

@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ropext.base.errors import UnsupportedModel, UsageError
 from ropext.models.patching import attending
+from ropext.models.patching.probing import probe_attention
 from ropext.scaling.self_extend import Fold
 
 if TYPE_CHECKING:
@@ -334,15 +335,9 @@ def _moved(live: "PreTrainedModel") -> dict[nn.Module, list[tuple[Tensor, ...]]]
         return sdpa_attention_forward(module, q, k, v, mask, **rest)
 
     AttentionInterface.register(NAME, look)
-    trains = live.training
     try:
-        live.eval()
-        tokens = torch.arange(3, device=live.device)[None]
-        with torch.no_grad():
-            for first in (0, SHIFT):
-                live(input_ids=tokens, position_ids=tokens + first, use_cache=False)
+        probe_attention(live, (0, SHIFT))
     finally:
-        live.train(trains)
         AttentionInterface.register(NAME, UNCOMPILED)
     return seen
 
