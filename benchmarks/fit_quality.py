@@ -141,7 +141,7 @@ def fitted(
     done = ropext.fit(model, data, output, say=told, **options)
     assert done is not None
     loaded = transformers.AutoModelForCausalLM.from_pretrained(output).eval()
-    own = done.objective.judge
+    own = done.training.judge
     assert own is not None  # a fit is always judged
     variant = written(output)
     again = far_loss(own, read(own, loaded, variant)[0])
@@ -270,7 +270,7 @@ def short_rows(factor: float, batch_tokens: Sequence[int], seed: int) -> None:
             done, own, _ = fitted(model, data, judge, Path(folder) / "out", options)
         length = done.training.settings.row_tokens.value
         label = f"{length}, {done.tokens:,} tokens, {done.kept}"
-        cost = 3 * done.tokens + done.objective.forward_tokens
+        cost = 3 * done.tokens + done.counted["forward_tokens"]
         whole, found[label] = whole or cost, own
         print(f"{row(judge, base, label, own)} {cost:,} | {cost / whole:.2f} |", flush=True)
         first = next(iter(found))

@@ -97,7 +97,7 @@ def judge(day: Day, share: float, name: str) -> dict[str, Any]:
     documents = documents_of(day, name, snapshot, origin.record.target, MOST_DOCUMENTS)
     judge = judge_of(documents, (origin.record.context, origin.record.target), 0)
     base = load(day, place / "base")
-    patching.apply_config(base, origin.base_config())
+    patching.apply_config(base, origin.record.base["config"])
     models = read_by(base, BASE, BASE, snapshot, judge)
     control = add_adapter(base, str(place / CONTROL))
     models = models | read_by(control, CONTROL, CONTROL, snapshot, judge)

@@ -39,7 +39,7 @@ from ropext.serving.questions import (
 )
 from ropext.serving.refusals import Refusal
 from ropext.serving.served import LiveModel, model_card
-from ropext.serving.turns import Begun, Item, TurnStreamer, Worker
+from ropext.serving.turns import Item, TurnStreamer, Worker
 
 AT_ONCE = 4  # requests that are parsed or tokenised
 PATIENCE = 2  # seconds for open answers when the port closes
@@ -146,8 +146,8 @@ class ModelPort:
 
         questions = await self._read(request, read)
         answers = Answers(self.served.name, questions[0])
-        begun = self.worker.ask(questions[0])  # if this is refused, the status can still say so
-        choices = self._choices(questions, begun, answers, request)
+        first = self.worker.ask(questions[0])  # if this is refused, the status can still say so
+        choices = self._choices(questions, first, answers, request)
         if questions[0].stream:
             return StreamingResponse(answers.events(choices), media_type="text/event-stream")
         async for _ in choices:
@@ -155,13 +155,13 @@ class ModelPort:
         return JsonAnswer(answers.whole())
 
     async def _choices(
-        self, questions: list[Turn], begun: Begun, answers: Answers, request: Request
+        self, questions: list[Turn], first: TurnStreamer, answers: Answers, request: Request
     ) -> AsyncIterator[dict[str, Json]]:
-        """Yield the answers to a request's prompts, one prompt after the other. `begun` is the
-        answer to the first."""
+        """Yield the answers to a request's prompts, one prompt after the other. `first` streams
+        the answer to the first."""
         for number, question in enumerate(questions):
-            queue, streamer = self.worker.ask(question) if number else begun
-            items = _items(queue, streamer, request)
+            streamer = self.worker.ask(question) if number else first
+            items = _items(streamer, request)
             async for choice in answers.answered(question, streamer, items):
                 yield choice
 
@@ -240,15 +240,13 @@ async def _body(request: Request, most: int) -> bytes:
     return bytes(data)
 
 
-async def _items(
-    queue: "asyncio.Queue[Item]", streamer: TurnStreamer, request: Request
-) -> AsyncIterator[Item]:
+async def _items(streamer: TurnStreamer, request: Request) -> AsyncIterator[Item]:
     """Yield the pieces of an answer; stop its generation if the client disconnects."""
     gone = asyncio.create_task(_gone(request))
     finished = False
     try:
         while not finished:
-            piece = asyncio.create_task(queue.get())
+            piece = asyncio.create_task(streamer.items.get())
             await asyncio.wait({piece, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not piece.done():
                 piece.cancel()

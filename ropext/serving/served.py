@@ -114,12 +114,18 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = no_messages) -> Li
         piece = max(piece, plan.fold.window)  # the folded attention is fastest in such blocks
     if not continues:
         say("this model's cache cannot be read on from: each question is read from its start")
-    names = wish.served_names or (wish.name,)
     by = _extension(snapshot) if plan is None else plan
-    if by is None:
-        return LiveModel(names, model, tokenizer, limit, continues, piece, content)
-    factor = by.target / by.context
-    return LiveModel(names, model, tokenizer, limit, continues, piece, content, by.method, factor)
+    return LiveModel(
+        names=wish.served_names or (wish.name,),
+        model=model,
+        tokenizer=tokenizer,
+        limit=limit,
+        continues=continues,
+        piece=piece,
+        content=content,
+        method=None if by is None else by.method,
+        factor=None if by is None else by.target / by.context,
+    )
 
 
 def _extension(snapshot: Snapshot) -> Record | None:

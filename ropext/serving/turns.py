@@ -34,7 +34,6 @@ from ropext.serving.served import LiveModel, new_cache
 
 MOST_WAITING = 64  # questions; the server refuses more
 Item = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answer
-Begun = tuple["asyncio.Queue[Item]", "TurnStreamer"]  # where the pieces come, and who sends them
 
 
 class ChildParser:
@@ -97,10 +96,11 @@ class TurnStreamer(DirectStreamer):
     """transformers' streamer, which also holds back the possible beginning of a stop word, and ends
     at a stop word."""
 
-    def __init__(self, served: LiveModel, question: Turn, queue: "asyncio.Queue[Item]") -> None:
+    def __init__(self, served: LiveModel, question: Turn) -> None:
         parser = None
         if question.is_chat and get_response_template(served.tokenizer, served.model) is not None:
             parser = ChildParser(served, question.ids)
+        self.items = asyncio.Queue[Item]()  # the pieces of the answer, for the client
         self.stop = question.stop
         self.decoded = ""  # before stop words are looked for
         self.held = ""
@@ -111,7 +111,7 @@ class TurnStreamer(DirectStreamer):
         rust = served.tokenizer.backend_tokenizer
         loop = asyncio.get_running_loop()
         # A ChildParser has every method of transformers' parser that the streamer calls.
-        super().__init__(rust, loop, queue, response_parser=parser)  # type: ignore[arg-type]
+        super().__init__(rust, loop, self.items, response_parser=parser)  # type: ignore[arg-type]
 
     @property
     def has_left(self) -> bool:
@@ -245,12 +245,11 @@ class Worker:
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
-    def ask(self, question: Turn) -> Begun:
-        """Put a question into the line; its answer comes through the queue."""
+    def ask(self, question: Turn) -> TurnStreamer:
+        """Put a question into the line; its answer comes through the streamer's queue."""
         if not self.thread.is_alive():
             raise Refusal("the thread that answers has ended; restart the server", 503)
-        items: asyncio.Queue[Item] = asyncio.Queue()
-        streamer = TurnStreamer(self.served, question, items)
+        streamer = TurnStreamer(self.served, question)
         with self.lock:
             before = self.waiting
             if before < MOST_WAITING:
@@ -260,7 +259,7 @@ class Worker:
         place = f", {before} before it" if before else ""
         self.say(f"{question.id}: {len(question.ids):,} tokens{place}")
         self.questions.put((question, streamer))
-        return items, streamer
+        return streamer
 
     def check(self) -> None:
         """Refuse a model that cannot answer, because its response template or its own settings
@@ -279,7 +278,7 @@ class Worker:
         try:
             body = {"prompt": [0], "max_tokens": 2, **settings}
             (question,) = questions_of(self.served, body, "trial", is_chat=False)
-            self._generate(question, TurnStreamer(self.served, question, asyncio.Queue()))
+            self._generate(question, TurnStreamer(self.served, question))
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
             raise InputError(

@@ -328,7 +328,7 @@ def _by_rendering(
     return 0, 0
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Training:
     """A training before its weights are loaded: documents read and divided, settings chosen."""
 

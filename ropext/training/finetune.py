@@ -3,7 +3,7 @@ position table, or both."""
 
 import gc
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from ropext.families.config import text_part
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.headers import read_header
 from ropext.files.checkpoint.provenance import READ_FROM
+from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.training import Finetune
@@ -38,8 +39,7 @@ from ropext.training import (
     tuned_report,
     tuned_writing,
 )
-from ropext.training.data import Training
-from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning, MaskedLearning
+from ropext.training.learning import NEXT_TOKEN_LEARNING, masked_learning
 from ropext.training.new_rows import NewRows
 from ropext.training.objective import Objective, TrainedPart
 from ropext.training.origin import Origin, open_origin
@@ -80,9 +80,9 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
     encoder = corpus.DocumentEncoder(
         load_tokenizer(origin.snapshot, False), vocabulary, options.held_out_seed
     )
-    learning: Learning = NEXT_TOKEN_LEARNING
+    learning = NEXT_TOKEN_LEARNING
     if origin.masked:
-        learning = MaskedLearning(masked_tokens(encoder, model))
+        learning = masked_learning(masked_tokens(encoder, model))
     strategy = strategy_of(options, length, record.target, origin.two_sets_up_to)
     most = settings.rows.value * settings.steps.value * length
     division = data.Division(
@@ -112,7 +112,8 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
     count = settings.rows.value * settings.steps.value
     share = options.retrieval_share
     questions = KeyRows(encoder, documents, share, options.seed) if share else None
-    training = Training(
+    return AdapterObjective(
+        origin=origin,
         snapshot=origin.snapshot,
         record=record,
         options=options,
@@ -126,7 +127,6 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
         chooses_step=bool(settings.patience),
         learning=learning,
     )
-    return AdapterObjective(training, options, origin)
 
 
 def _parameters(snapshot: Snapshot) -> int:
@@ -138,9 +138,13 @@ def _parameters(snapshot: Snapshot) -> int:
     return count
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AdapterObjective(Objective[Finetuned]):
     """A training of a LoRA, of new rows, or of both. The held-out loss may choose the step; the
     result is merged."""
+
+    options: Finetune
+    origin: Origin
 
     command = "finetune"
     kind = Finetuned
@@ -150,15 +154,15 @@ class AdapterObjective(Objective[Finetuned]):
         "is kept"
     )
 
-    def __init__(self, training: Training, options: Finetune, origin: Origin) -> None:
-        super().__init__(training)
-        self.options = options
-        self.origin = origin
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        origin = self.origin
+        options = self.options
         self.new_rows = None
         if origin.table is not None and options.train != "lora":
             self.new_rows = NewRows(origin.table)
         self.title = f"{origin.history}, strategy {options.strategy}, packing {options.packing}"
-        self.remarks = list(training.data.notes)
+        self.remarks = list(self.data.notes)
         if self.why_no_judge:
             self.remarks.append(f"not evaluated: {self.why_no_judge}")
         if self.settings.is_open:
@@ -188,7 +192,7 @@ class AdapterObjective(Objective[Finetuned]):
                 "--data DATA --device-map auto"
             )
         return (
-            f"fewer than {data.LARGEST_SHARE} of its {self.training.data.read} documents reach the "
+            f"fewer than {data.LARGEST_SHARE} of its {self.data.read} documents reach the "
             f"target, too few to hold one out; name others with --eval, or {REMEDY}"
         )
 
@@ -226,7 +230,7 @@ class AdapterObjective(Objective[Finetuned]):
         adapter = None if history is None else str(history.best_checkpoint)
         if label not in (BASE, CONTROL):
             return Variant(label, EXTENDED, self.snapshot, adapter=adapter)
-        config = self.origin.base_config()
+        config = self.origin.record.base["config"]
         table = self.origin.table
         beside = InMemory(None if table is None else table.undone())
         return Variant(label, label, self.snapshot, config, beside, adapter=adapter)
@@ -234,7 +238,6 @@ class AdapterObjective(Objective[Finetuned]):
     def measure(self, pause: Show) -> None:
         """Print the notes on the result; then read the base through its short window and the
         extended model as it is."""
-        training = self.training
         if self.why_no_judge:
             self.note(f"not evaluated: {self.why_no_judge}")
         if self.origin.record.more.get(READ_FROM):
@@ -242,13 +245,13 @@ class AdapterObjective(Objective[Finetuned]):
                 f"{self.snapshot.name} is {self.origin.history}: the base is these weights without "
                 "that scaling"
             )
-        for sentence in training.learning.notes + training.data.notes:
+        for sentence in self.learning.notes + self.data.notes:
             self.note(sentence)
-        if lineage := training.lineage(training.overlap_before):
+        if lineage := self.lineage(self.overlap_before):
             self.note(lineage)
-        if training.rows.passes > 1 and not self.settings.is_open:
-            self.note(report.passes_text(training.rows))
-        said = f"evaluating on {self.training.judged} documents before the training"
+        if self.rows.passes > 1 and not self.settings.is_open:
+            self.note(report.passes_text(self.rows))
+        said = f"evaluating on {self.judged} documents before the training"
         self._read([self.variant(BASE), self.variant(UNTUNED)], pause, said)
 
     def _read(self, variants: Sequence[Variant], pause: Show, sentence: str = "") -> None:
@@ -271,10 +274,10 @@ class AdapterObjective(Objective[Finetuned]):
         """Train the adapter. With --control, train one on the base with the same tokens too, for as
         many steps as the kept weights have."""
         model = self._load()
-        rows = self.training.rows
+        rows = self.rows
         patience = self.settings.patience
         self.check_jumps(model)
-        learning = self.training.learning
+        learning = self.learning
         reason = learning.use_sliced_loss(model)
         if reason is not None:
             self.note(f"the loss needs whole logits: {reason}")
@@ -299,7 +302,6 @@ class AdapterObjective(Objective[Finetuned]):
         """Train an adapter of a model, and return the history."""
         settings = self.settings
         options = self.options
-        training = self.training
         torch.manual_seed(options.seed)
         joined = models.add_adapter(model, options, settings, self.new_rows)
         until = stopping.until
@@ -307,13 +309,13 @@ class AdapterObjective(Objective[Finetuned]):
         if settings.is_open and not until:
             tokens += f" at most, {STOPS}"
         self.say(f"training {label}: {until or settings.steps.value} steps {tokens}")
-        documents = training.rows.documents
+        documents = self.rows.documents
         long = settings.rows.value * rows.per_row
         mixed = WithShort(rows, long, documents, self.context, options)
-        learned = training.learning.rows(mixed, training.encoder.tokenizer, options.seed)
+        learned = self.learning.rows(mixed, self.encoder.tokenizer, options.seed)
         longest = self.context if label == CONTROL else self.target
         job = trainer.Optimisation(
-            training=training,
+            training=self,
             model=joined,
             rows=learned,
             folder=self.folder / label,
@@ -351,13 +353,12 @@ class AdapterObjective(Objective[Finetuned]):
             by_step=tuned.losses,
             evaluations=tuned.evaluations,
             numbers=judge.numbers_of(measured) if measured else {},
-            overlap=self.training.overlap,
+            overlap=self.overlap,
             control={"steps": control.steps, "losses": control.losses} if control else None,
             notes=self.notes,
         )
-        overlap = self.training.overlap
-        if overlap is not None and overlap != self.training.overlap_before:
-            self.note(overlap.sentence)
+        if self.overlap is not None and self.overlap != self.overlap_before:
+            self.note(self.overlap.sentence)
         if self.settings.is_open and done.passes > 1:
             self.note(f"{done.passes:,.1f} passes over the text{report.too_often(done.passes)}")
         return done
@@ -365,18 +366,18 @@ class AdapterObjective(Objective[Finetuned]):
     def told(self, result: Finetuned) -> str:
         return tuned_report.finetune_result(result)
 
-    def write(self, result: Finetuned, show: Show) -> None:
+    def write(self, result: Finetuned, manner: WriteOptions) -> None:
         # Files that --report-to tensorboard wrote.
         folder = self.folder / TUNED
         paths = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
         trackers = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-        files = tuned_report.finetune_files(result) | trackers | self.first_steps()
+        files = tuned_report.finetune_files(result, self.kept(result))
+        files |= trackers | self.first_steps()
         weights = tuned_writing.TunedWeights(
             origin=self.origin,
             new_rows=self.new_rows,
             adapter=self.tuned.best_checkpoint,
             control=None if self.control is None else self.control.best_checkpoint,
         )
-        tuned_writing.write_tuned(
-            result, weights, files, tuned_report.finetune_summary(result), show
-        )
+        story = tuned_report.finetune_summary(result, self.needs)
+        tuned_writing.write_tuned(result, weights, files, story, manner)

@@ -11,15 +11,15 @@ from ropext.files.checkpoint.provenance import read_record
 from ropext.files.inspecting import open_model
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
-from ropext.options.tasks import check_amount
+from ropext.options.tasks import Item, check_amount
 from ropext.options.training import Fit
 from ropext.planning import Plan
 from ropext.results.overlap import recorded_training
 from ropext.training import data, defaults
-from ropext.training.data import Training, TrainingData, judge_of
+from ropext.training.data import TrainingData, judge_of
 from ropext.training.judge import few
 from ropext.training.rows import FitQuestions, Full, Pose, Rows, strategy_of
-from ropext.training.spectrum_objective import NO_QUESTIONS, Questions, SpectrumObjective
+from ropext.training.spectrum_objective import SpectrumObjective
 from ropext.training.starts import check_geometry, choose_starts
 
 FEWEST = 16  # fewest rows of the target's length that are read from a stream
@@ -73,7 +73,7 @@ def prepare(
             "windows of joined held-out documents, no two of which share a document"
         )
     count = per_step * options.steps
-    training = Training(
+    return SpectrumObjective(
         snapshot=snapshot,
         record=record,
         options=options,
@@ -85,8 +85,12 @@ def prepare(
         rows=Rows(read.documents, strategy, count, options.seed, posed.drawn, far_half=True),
         judge=judge_of(read.held_out, (plan.context, plan.target), encoder.seed, encoder.bos),
         chooses_step=True,
+        within=starts.within,
+        starts=starts.forms,
+        near=posed.near,
+        far=posed.far,
+        remarks=notes,
     )
-    return SpectrumObjective(training, options, starts, posed.asked, notes)
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class Posed:
     """Retrieval questions of a fit."""
 
     drawn: FitQuestions | None = None  # questions in the training rows
-    asked: Questions = NO_QUESTIONS  # questions before and after the fit
+    near: Sequence[Item] = ()  # questions inside the context, of the base
+    far: Sequence[Item] = ()  # questions at the target, before and after the fit
     why_none: Sequence[str] = ()  # why there are no questions
 
 
@@ -119,4 +124,4 @@ def _questions(
         return Posed(questions)
     near = questions.measured(plan.context, count)
     far = questions.measured(plan.target, count)
-    return Posed(questions, Questions(near, far))
+    return Posed(questions, near, far)

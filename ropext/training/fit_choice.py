@@ -1,7 +1,6 @@
 """Choose the spectrum that a fit writes: its best step, if that surely beats the start and loses no
 retrieval. Write the notes on the chosen spectrum."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ropext.planning import Plan
@@ -27,14 +26,6 @@ class Verdict:
         return compression(site.rope.spectrum, site.wanted)
 
 
-@dataclass(frozen=True)
-class ClosedForms:
-    """The closed forms that a fit could start from, and their measurement."""
-
-    plans: Mapping[str, Plan]
-    measured: Measurement
-
-
 def why_start_stays(measured: Measurement, start: str) -> str | None:
     """Return why the fitted spectrum is not surely better than `start`, the closed form at which it
     began; None if it is better."""
@@ -52,13 +43,10 @@ def why_start_stays(measured: Measurement, start: str) -> str | None:
     return None
 
 
-def notes_on_written(
-    verdict: Verdict, measured: Measurement, closed: ClosedForms, ceiling: float
-) -> list[str]:
+def notes_on_written(verdict: Verdict, measured: Measurement, ceiling: float) -> list[str]:
     """Return notes on the written spectrum: pairs that a guard held (no pair factor above
-    `ceiling`), whether truncation is still better, and engines that do not read it."""
+    `ceiling`), and whether truncation is still better."""
     notes = list[str]()
-    plan = verdict.plan
     label = FITTED if verdict.step else START
     guarded = spectrum.held(verdict.pair_factors, ceiling)
     if verdict.step and guarded:
@@ -67,14 +55,7 @@ def notes_on_written(
     if behind.ci95 is not None and behind.ci95[0] > 0:
         notes.append(
             "truncating the text is still better: the base on its last "
-            f"{plan.context} tokens predicts the second half {behind.value:.4f} nats per token "
-            "better"
+            f"{verdict.plan.context} tokens predicts the second half {behind.value:.4f} nats per "
+            "token better"
         )
-    distance = 0.0
-    yarn = closed.plans.get("yarn")
-    if yarn is not None:
-        distance = rules.far_loss(closed.measured, "yarn") - rules.far_loss(measured, label)
-    readers = fit_report.readers_note(plan, yarn, distance)
-    if readers:
-        notes.append(readers)
     return notes

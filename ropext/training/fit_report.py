@@ -104,21 +104,20 @@ def _fit_factors(done: Fitted) -> Table:
     return Table(title, "", tuple(header), tuple(rows))
 
 
-def fit_story(done: Fitted) -> TrainingSummary:
+def fit_story(done: Fitted, within: str) -> TrainingSummary:
     """Return the story of a fit, for the record and the card."""
     training = done.training
-    objective = done.objective
-    judge = done.training.judge
+    judge = training.judge
     assert judge is not None  # of a fit
     section = section_of(done, FITTED_BY, FIT_FACTS) | {
-        "within": objective.facts["within"],
+        "within": within,
         "documents": len(training.rows.documents),
         "judging": [document.name for document in judge.documents],
         "notes": list(done.notes),
     }
     summary = (
         "Its RoPE frequencies were fitted on text with the weights frozen: "
-        f"{objective.needs.moving} numbers, {done.step} steps, starting from {done.start}; "
+        f"{done.counted['moving']} numbers, {done.step} steps, starting from {done.start}; "
         f"{done.reason}."
     )
     if done.kept == START:
@@ -129,9 +128,9 @@ def fit_story(done: Fitted) -> TrainingSummary:
     return TrainingSummary(section, (summary,), fit_tables(done), training.used.to_json())
 
 
-def fit_files(done: Fitted) -> dict[str, bytes]:
-    """Return OUT/pair-factors.json and the files of OUT/fit: the record, and its parts in separate
-    files."""
+def fit_files(done: Fitted, kept: JsonObject) -> dict[str, bytes]:
+    """Return OUT/pair-factors.json and the files of OUT/fit: the record `kept`, and its parts in
+    separate files."""
     record = done.to_json()
     out: JsonObject = {
         "pair-factors.json": {
@@ -144,7 +143,7 @@ def fit_files(done: Fitted) -> dict[str, bytes]:
             "closed_forms": done.closed_forms,
         },
         "fit/losses.json": {"losses": record["losses"], "judgements": record["judgements"]},
-        done.file: done.objective.kept(done),
+        done.file: kept,
     }
     return json_files(out) | {
         "fit/pair-factors.png": _factors_picture(done),

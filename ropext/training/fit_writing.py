@@ -6,14 +6,12 @@ OUT/fit/                numbers.json, losses.json, result.json, pair-factors.png
                         used.log
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ropext import proof
 from ropext.base.jsontext import JsonObject
-from ropext.base.narration import Show
 from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.card import BaseName, Card, card_of
 from ropext.files.checkpoint.provenance import record_of
@@ -23,13 +21,18 @@ from ropext.training.result import Fitted
 
 
 def write_fitted(
-    done: Fitted, extras: Mapping[str, bytes], story: TrainingSummary, show: Show
+    done: Fitted,
+    extras: Mapping[str, bytes],
+    story: TrainingSummary,
+    command: tuple[str, ...],
+    manner: WriteOptions,
+    finish: Callable[[Path], None] | None,
 ) -> None:
-    """Write and verify OUT, as a whole or not at all; `extras` are files of OUT."""
-    objective = done.objective
+    """Write and verify OUT, as a whole or not at all; `extras` are files of OUT, and `finish` adds
+    more."""
     plan = done.plan
     output = done.output
-    snapshot = objective.snapshot
+    snapshot = done.training.snapshot
 
     def prove(directory: Path) -> JsonObject:
         write_files(directory, extras)
@@ -39,11 +42,7 @@ def write_fitted(
         plain = card_of(plan, BaseName.of(snapshot), output.name, proved)
         return replace(plain, summary=plain.summary + story.summary, numbers=story.numbers)
 
-    finish = None
-    if objective.finish is not None:
-        finish = partial(objective.finish, output, objective.call)
-    record = record_of(plan, provenance.base_of(snapshot), objective.call.command)
+    record = record_of(plan, provenance.base_of(snapshot), command)
     source = DirectorySource(snapshot, plan.config, prove, card_with_numbers, finish)
-    manner = WriteOptions(link=done.training.options.link, force=objective.call.force, show=show)
     full = replace(record, more=dict(record.more) | story.sections("fit"))
     write(source, output, full, manner)

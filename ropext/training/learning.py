@@ -1,13 +1,13 @@
 """Define how a model learns: each token from the tokens before it, or masked tokens from all
 others.
 
-The training loop depends on the model's kind only through these classes. Loading, writing and
+The training loop depends on the model's kind only through this class. Loading, writing and
 refusals look at the kind themselves.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,57 +25,44 @@ Loss = Callable[..., torch.Tensor]  # as transformers' Trainer calls it
 
 
 @dataclass(frozen=True)
-class NextTokenLearning:
-    """A loss on the next token, over all tokens or over the scored ones."""
+class Learning:
+    """How a model learns from its rows. Each token is predicted from the tokens before it, unless
+    `prediction` masks tokens."""
 
-    prediction: ClassVar[Prediction] = NEXT_TOKEN
-    scored: ClassVar[str] = "tokens"  # the tokens that held-out losses are over
-    notes: ClassVar[tuple[str, ...]] = ()
-    loss: ClassVar[Loss | None] = None  # None = the model's own
-    why_whole: ClassVar[str] = ""  # the model itself tells whether it needs whole logits
+    prediction: Prediction = NEXT_TOKEN
+    scored: str = "tokens"  # the tokens that held-out losses are over
+    notes: tuple[str, ...] = ()
+    loss: Loss | None = None  # None = the model's own
+    why_whole: str = ""  # why its loss needs whole logits; "" = the model itself decides
 
     def rows(
         self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", seed: int
     ) -> Sequence[Row]:
-        """Return the rows that the model reads, made of rows of text."""
+        """Return the rows that the model reads, made of rows of text: with some tokens masked, or
+        as they are."""
+        if isinstance(self.prediction, MaskedTokens):
+            return MaskedRows(rows, tokenizer, self.prediction, seed)
         return rows
 
     def use_sliced_loss(self, model: "PreTrainedModel") -> str | None:
         """Give a model the loss that needs no whole logits; return the reason if it keeps its own
-        and the user must know."""
-        return use_sliced_loss(model)
+        and the user must know. Few tokens of a masked model are scored, so that it keeps its own.
+        """
+        return None if self.why_whole else use_sliced_loss(model)
 
 
-@dataclass(frozen=True)
-class MaskedLearning:
-    """A loss on the tokens that transformers' collator masks."""
+NEXT_TOKEN_LEARNING = Learning()
 
-    prediction: MaskedTokens
-    scored: ClassVar[str] = "masked tokens"
-    notes: ClassVar[tuple[str, ...]] = (
+
+def masked_learning(prediction: MaskedTokens) -> Learning:
+    """Return how a masked language model learns: by a loss on the tokens that transformers'
+    collator masks."""
+    note = (
         "losses on held-out documents are pseudo-perplexities: each pass masks every "
-        f"{MASK_STRIDE}th of the last tokens",
+        f"{MASK_STRIDE}th of the last tokens"
     )
-    why_whole: ClassVar[str] = "a masked language model takes its own"
-
-    def rows(
-        self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", seed: int
-    ) -> Sequence[Row]:
-        """Return rows of text between special tokens, some of it masked."""
-        return MaskedRows(rows, tokenizer, self.prediction, seed)
-
-    def use_sliced_loss(self, model: "PreTrainedModel") -> str | None:
-        """Return None: few of the tokens are scored, so that the stock loss of whole logits
-        stays."""
-        return None
-
-    @property
-    def loss(self) -> Loss:
-        return _masked_loss
-
-
-Learning = NextTokenLearning | MaskedLearning
-NEXT_TOKEN_LEARNING = NextTokenLearning()
+    why_whole = "a masked language model takes its own"
+    return Learning(prediction, "masked tokens", (note,), _masked_loss, why_whole)
 
 
 class MaskedRows(Sequence[Row]):

@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from ropext.base.jsontext import JsonObject
-from ropext.base.narration import Show
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.adapter import WEIGHTS
-from ropext.files.checkpoint.writing import place
-from ropext.options.fields import Link
+from ropext.files.checkpoint.writing import WriteOptions, place
 from ropext.scaling.tables import Growth
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ class NewRows:
         return counted
 
     def write(
-        self, snapshot: Snapshot, adapter: Path, directory: Path, link: Link, show: Show
+        self, snapshot: Snapshot, adapter: Path, directory: Path, manner: WriteOptions
     ) -> JsonObject:
         """Write the trained rows into their table, with every other byte unchanged; return the
         comparison."""
@@ -94,9 +92,9 @@ class NewRows:
             kept={row: row for row in self.table.old_rows.values()},
         )
         places = growing.find_tables(snapshot, growth.positions)
-        growing.grow_files(snapshot, directory, growth, places, show)
+        growing.grow_files(snapshot, directory, growth, places, manner.show)
         for name in set(snapshot.weight_files) - {tensor.file for tensor in places}:
-            place(snapshot.path(name), directory / name, link, show)
+            place(snapshot.path(name), directory / name, manner.link, manner.show)
         return growing.compare_tables(snapshot, directory, growth, places)
 
 

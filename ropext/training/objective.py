@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 from ropext.base import guard
 from ropext.base.atomic import reason_of
 from ropext.base.errors import InputError, OutputExists, Stopped
-from ropext.base.jsontext import Json, JsonObject, digest, read_object, values_json
+from ropext.base.jsontext import Json, digest, read_object, values_json
 from ropext.base.narration import (
     SILENT,
     Call,
@@ -50,6 +50,7 @@ from ropext.files.checkpoint.staging import (
     recover,
     settle_output,
 )
+from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
 from ropext.models.head import predicted_head_problem
 from ropext.models.load import free_memory, memory_errors, skeleton
@@ -59,13 +60,11 @@ from ropext.options.training import Finetune, TrainingOptions
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.training import defaults, loss, models
 from ropext.training.data import Training
+from ropext.training.result import CONTENT, DECIDES, TrainingResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# In the file that keeps a result.
-DECIDES = "decides"  # everything that decides its files
-CONTENT = "result"
 # Adds to the output. Arguments: the output's path, how the fit was called, and the directory that
 # holds the finished output before it gets its name.
 Finish = Callable[[Path, Call, Path], None]
@@ -104,23 +103,10 @@ class Requirements:
     sliced: str | None  # why the loss is not sliced
 
 
-class KeptResult(Protocol):
-    """The record of a finished training, kept in its output."""
-
-    file: ClassVar[str]  # its path in the output
-
-    @classmethod
-    def of(cls, output: Path, content: JsonObject) -> Self:
-        """Read the record from the content that an output keeps."""
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the record as JSON, with the name of the output."""
+Done = TypeVar("Done", bound=TrainingResult)
 
 
-Done = TypeVar("Done", bound=KeptResult)
-
-
-class Objective(ABC, Generic[Done]):
+class Objective(Training, ABC, Generic[Done]):
     """The parameters of a model that move, the measurements, and how the winner is chosen and
     written. From `run` on it holds the state of one process of the run."""
 
@@ -132,17 +118,10 @@ class Objective(ABC, Generic[Done]):
     facts: Mapping[str, Json] = {}  # values that --json shows for this kind alone
     needs: Requirements
     folder: Path
-    finish: Finish | None = None  # adds to a fit's OUT, before that has its name
     output: Path
     call: Call
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
-        self.judge = training.judge
-        self.snapshot = training.snapshot
-        self.settings = training.settings
-        self.context = training.context
-        self.target = training.target
+    def __post_init__(self) -> None:
         self.notes: list[str] = []
         self.models: dict[str, MeasuredModel] = {}  # the measured models, by their labels
 
@@ -162,14 +141,14 @@ class Objective(ABC, Generic[Done]):
         """Return all values that decide the numbers. With `files`, add the options that decide only
         files, and the digests of the files that the output takes from its base. If no digest of the
         weights is remembered, ropext reads them, and `show` shows the progress."""
-        options = self.training.options
+        options = self.options
         digests = Digests(show)
         chosen = {name: setting.value for name, setting in self.settings.named.items()}
         decides = {
             SCHEMA: options.key_schema,
             "config": digest(self.snapshot.config),
             "weights": weights_digest(self.snapshot, digests),
-            "data": self.training.data.digest(),
+            "data": self.data.digest(),
             "judging": [document.key for document in self.judge.documents] if self.judge else [],
             **self.facts,
             "options": options.deciding(NUMBERS) | chosen,
@@ -188,7 +167,7 @@ class Objective(ABC, Generic[Done]):
         """Count the needs on a model without weights and return the objective; refuse a model that
         cannot be trained."""
         settings = self.settings
-        options = self.training.options
+        options = self.options
         models.check_tracker(options.report_to)
         model = skeleton(self.snapshot)
         share = settings.per_step // processes.readers()
@@ -206,7 +185,7 @@ class Objective(ABC, Generic[Done]):
             moving_bytes=COPIES * moved.size,
             weight_bytes=models.dtype(options).itemsize * numbers,
             recompute=activations > PLENTY * free_memory(models.device(options)),
-            sliced=self.training.learning.why_whole or predicted_head_problem(model),
+            sliced=self.learning.why_whole or predicted_head_problem(model),
         )
         return self
 
@@ -231,10 +210,9 @@ class Objective(ABC, Generic[Done]):
 
     def to_json(self) -> dict[str, Json]:
         """Return the values that `--dry-run --json` shows."""
-        training = self.training
         settings = self.settings
         needs = self.needs
-        options = training.options
+        options = self.options
         sliced = needs.sliced
         return {
             "model": self.snapshot.name,
@@ -252,11 +230,11 @@ class Objective(ABC, Generic[Done]):
             "weight_bytes": needs.weight_bytes,
             "moving_bytes": needs.moving_bytes,
             "recompute": needs.recompute,
-            "documents": len(training.rows.documents),
-            "documents_too_short": training.rows.too_short,
-            "judging_documents": training.judged,
-            "passes": training.rows.passes,
-            "overlap": values_json(training.overlap_before),
+            "documents": len(self.rows.documents),
+            "documents_too_short": self.rows.too_short,
+            "judging_documents": self.judged,
+            "passes": self.rows.passes,
+            "overlap": values_json(self.overlap_before),
             "loss": "sliced" if sliced is None else f"whole logits: {sliced}",
             "notes": list(self.remarks),
         }
@@ -277,7 +255,7 @@ class Objective(ABC, Generic[Done]):
         a result."""
 
     @abstractmethod
-    def write(self, result: Done, show: Show) -> None:
+    def write(self, result: Done, manner: WriteOptions) -> None:
         """Write OUT as a whole or not at all."""
 
     def check(self, output: Path, call: Call) -> None:
@@ -310,7 +288,7 @@ class Objective(ABC, Generic[Done]):
     def _settle(self, output: Path, call: Call, *, changes: bool) -> None:
         """Refuse an output that holds something else, or has no room, before hours of work. If it
         may make `changes`, first clear away the leftovers of a kill."""
-        record = self.training.record
+        record = self.record
         reads: list[Path | str] = [self.snapshot.directory]
         if record is not None:
             reads.append(str(record.base.get("name") or ""))
@@ -320,7 +298,7 @@ class Objective(ABC, Generic[Done]):
                 settle_output(place)
             else:
                 check_output(place)
-            check_space(output, room_for(self.snapshot, self.training.options))
+            check_space(output, room_for(self.snapshot, self.options))
         finally:
             if changes:
                 release(beside(output), output)
@@ -361,7 +339,8 @@ class Objective(ABC, Generic[Done]):
                 check_unchanged(self.snapshot, "trained")  # its files become a part of OUT
                 with self._guarded(output):
                     self.say("writing the checkpoint, then verifying it with transformers")
-                    self.write(result, file_progress(self.say))
+                    show = file_progress(self.say)
+                    self.write(result, WriteOptions(self.options.link, call.force, show=show))
         return result
 
     @contextmanager
@@ -417,7 +396,7 @@ class Objective(ABC, Generic[Done]):
 
     def check_jumps(self, model: "PreTrainedModel") -> None:
         """Refuse short rows if their second chunk would not see the first."""
-        if self.training.options.strategy != "pose":
+        if self.options.strategy != "pose":
             return
         jump = self.target - loss.PROBE
         if not processes.by_first(lambda: loss.chunks_are_joined(model, jump)):

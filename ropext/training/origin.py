@@ -7,7 +7,6 @@ from typing import Literal
 from ropext import families
 from ropext.base import bundled
 from ropext.base.errors import InputError, UnsupportedModel, UsageError
-from ropext.base.jsontext import Json
 from ropext.families.config import named
 from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.files.checkpoint.provenance import (
@@ -50,10 +49,6 @@ class Origin:
     masked: bool = False  # it fills in masked tokens
     # Positions up to which a longrope with two sets of factors reads the short one; 0 = it has one.
     two_sets_up_to: int = 0
-
-    def base_config(self) -> dict[str, Json]:
-        """Return the config before the extension, as recorded."""
-        return dict(self.record.base["config"])
 
     def trained(self, options: Finetune) -> Train:
         """Return which parts are trained, with the default filled in; refuse options for another

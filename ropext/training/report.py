@@ -35,21 +35,20 @@ class TrainingSummary:
 
 def plan_text(objective: Objective[Any]) -> str:
     """Return the text that `--dry-run` prints: each setting with its source, then the needs."""
-    training = objective.training
     settings = objective.settings
     counts = objective.needs
-    rows = training.rows
+    rows = objective.rows
     settings_rows = list[tuple[str, str, str]]()
     for name, setting in settings.named.items():
         settings_rows.append((name.replace("_", " "), _plain(setting.value), setting.source))
     most = "at most " if settings.is_open else ""
     lines = [
         f"trained: {counts.moving:,} parameters in {', '.join(counts.targets)}",
-        f"documents: {len(rows.documents)} to train on, {training.judged} to judge by, "
+        f"documents: {len(rows.documents)} to train on, {objective.judged} to judge by, "
         f"{rows.too_short} too short",
         passes_text(rows, most),
     ]
-    lines += short_windows_text(training)
+    lines += short_windows_text(objective)
     lines += [
         f"tokens: {most}{objective.tokens:,} with gradients, {objective.forward_tokens:,} without "
         f"(evaluations, one every {settings.between} steps)",
@@ -60,10 +59,10 @@ def plan_text(objective: Objective[Any]) -> str:
         lines.append("layers are run again in the backward pass")
     if counts.sliced:
         lines.append(f"the loss needs whole logits: {counts.sliced}")
-    if lineage := training.lineage(training.overlap_before):
+    if lineage := objective.lineage(objective.overlap_before):
         lines.append(f"warning: [seen] {lineage}")
     lines += [f"note: {remark}" for remark in objective.remarks]
-    title = f"{training.snapshot.name}: {objective.title}"
+    title = f"{objective.snapshot.name}: {objective.title}"
     text = "\n".join(lines)
     return f"{title}\n\n{columns((), settings_rows)}\n\n{text}"
 

@@ -16,10 +16,11 @@ from ropext.results.report.result import Result
 from ropext.results.values import Value, Values
 from ropext.training.data import Training
 from ropext.training.judge import Numbers
-from ropext.training.objective import CONTENT, Objective
 from ropext.training.tables import finetune_table, fit_table
 
 RESULT = "result.json"  # in a folder of OUT: what decides the result, and the result
+DECIDES = "decides"  # its key for everything that decides the files of OUT
+CONTENT = "result"
 # A field's metadata: "name", its key; "json", how it becomes JSON; "kind", its type for reading.
 
 
@@ -39,12 +40,12 @@ class TrainingResult(Result):
 
     output: Path = field(metadata=HIDDEN)
     counted: JsonObject = field(metadata=HIDDEN)
-    work: Objective[Any] | None = field(metadata=HIDDEN)  # None if OUT was opened
+    work: Training | None = field(metadata=HIDDEN)  # None if OUT was opened
     # The models' readings before and after, if any document was read.
     measurement: Measurement | None = field(metadata=HIDDEN)
 
     @property
-    def objective(self) -> Objective[Any]:
+    def training(self) -> Training:
         """Return the training itself; refuse if an earlier call did it."""
         if self.work is None:
             raise self._is_over()
@@ -55,10 +56,6 @@ class TrainingResult(Result):
             f"{self.output} was finished before, and its models and documents are not in memory; "
             "force=True (--force) trains again"
         )
-
-    @property
-    def training(self) -> Training:
-        return self.objective.training
 
     @property
     def is_from_before(self) -> bool:

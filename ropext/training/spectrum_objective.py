@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from torch import nn
 from ropext.base.narration import Show
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.variants import Variant, applied
+from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
 from ropext.options.tasks import Item
 from ropext.options.training import Fit
@@ -19,8 +20,7 @@ from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED, FITTED, START, rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.training import fit_report, loss, models, spectrum, trainer
-from ropext.training.data import Training
-from ropext.training.fit_choice import ClosedForms, Verdict, notes_on_written, why_start_stays
+from ropext.training.fit_choice import Verdict, notes_on_written, why_start_stays
 from ropext.training.fit_writing import write_fitted
 from ropext.training.judge import (
     JudgedSteps,
@@ -29,10 +29,10 @@ from ropext.training.judge import (
     read_now,
     short_tokens_of,
 )
-from ropext.training.objective import Objective, TrainedPart
+from ropext.training.objective import Finish, Objective, TrainedPart
 from ropext.training.result import Fitted
-from ropext.training.rows import Row, Rows, WithShort
-from ropext.training.starts import Starts, plan_with
+from ropext.training.rows import WithShort
+from ropext.training.starts import plan_with
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,17 +40,7 @@ if TYPE_CHECKING:
 STEP = "step"  # label of a step that is judged on the way
 
 
-@dataclass(frozen=True)
-class Questions:
-    """The questions before and after a fit."""
-
-    near: Sequence[Item] = ()  # inside the context, of the base
-    far: Sequence[Item] = ()  # at the target
-
-
-NO_QUESTIONS = Questions()
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class SpectrumObjective(Objective[Fitted]):
     """A fit of pair factors and attention factor; the step that surely beats the start is
     written."""
@@ -61,44 +51,37 @@ class SpectrumObjective(Objective[Fitted]):
         "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
         "--factor. The last checkpoint is kept"
     )
-    model: "PreTrainedModel"
-    closed: Measurement  # of every closed form to start from
-    start: str  # the closed form that the steps begin at, and that one of them has to beat
-    steps: JudgedSteps
 
-    def __init__(
-        self,
-        training: Training,
-        options: Fit,
-        starts: Starts,
-        questions: Questions,
-        remarks: Sequence[str],
-    ) -> None:
-        super().__init__(training)
-        self.options = options
-        self.within = starts.within
-        self.starts = starts.forms
-        self.documents = training.data.documents
+    options: Fit
+    within: str  # the form that may move
+    starts: Mapping[str, Plan]  # the closed forms inside of it, by their methods
+    near: Sequence[Item] = ()  # questions inside the context, of the base
+    far: Sequence[Item] = ()  # questions at the target, before and after
+    remarks: Sequence[str] = ()
+    finish: Finish | None = None  # adds to OUT, before that has its name
+    model: "PreTrainedModel" = field(init=False)
+    closed: Measurement = field(init=False)  # of every closed form to start from
+    # The closed form that the steps begin at, and that one of them has to beat.
+    start: str = field(init=False)
+    steps: JudgedSteps = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.facts = {"within": self.within, "starts": list(self.starts)}
         start = ", ".join(self.starts)
         if len(self.starts) > 1:
             start = f"the best of {start}"
         self.title = f"from {self.context} to {self.target} tokens, starting from {start}"
-        self.remarks = remarks
-        self.rows = self._with_short(training.rows)
-        self.near = questions.near
-        self.far = questions.far
-        self.history = trainer.History()
-
-    def _with_short(self, rows: Rows) -> Sequence[Row]:
         per_step = self.settings.rows.value
-        return WithShort(rows, per_step, self.documents, self.context, self.options)
+        documents = self.data.documents
+        self.mixed = WithShort(self.rows, per_step, documents, self.context, self.options)
+        self.history = trainer.History()
 
     @property
     def forward_tokens(self) -> int:
         settings = self.settings
         target = self.target
-        judged = self.training.judged
+        judged = self.judged
         judgements = -(-settings.steps.value // settings.between)
         questions = 2 * len(self.far) * target + len(self.near) * self.context
         passes = len(self.starts) + judgements + 1
@@ -115,7 +98,7 @@ class SpectrumObjective(Objective[Fitted]):
         asked = len(self.models[BASE].items) * self.context
         for label in {START, FITTED} & self.models.keys():
             asked += len(self.models[label].items) * self.target
-        return passes * self.training.judged * self.target + self._base_tokens + asked
+        return passes * self.judged * self.target + self._base_tokens + asked
 
     def moving(self, model: "PreTrainedModel") -> TrainedPart:
         count = 0
@@ -139,7 +122,7 @@ class SpectrumObjective(Objective[Fitted]):
     def measure(self, pause: Show) -> None:
         """Read the base through its short window and every closed form, find the best of these, and
         ask base and start."""
-        lineage = self.training.lineage(self.training.overlap_before)
+        lineage = self.lineage(self.overlap_before)
         for sentence in filter(None, (*self.remarks, lineage)):
             self.note(sentence)
         self.model = models.load(self.snapshot, self.options)
@@ -150,7 +133,7 @@ class SpectrumObjective(Objective[Fitted]):
     def _read_starts(self, pause: Show) -> None:
         base = [Variant(BASE, BASE, self.snapshot)]
         forms = [self.variant(method, plan) for method, plan in self.starts.items()]
-        said = f"evaluating the base on {self.training.judged} held-out documents"
+        said = f"evaluating the base on {self.judged} held-out documents"
         self.models |= self._measure(said, base, pause)
         closed = self._measure("evaluating {} on the same documents", forms, pause)
         self.closed = replace(self.measured, models=closed)
@@ -190,10 +173,8 @@ class SpectrumObjective(Objective[Fitted]):
         teach nothing about distance."""
         self._ask(Variant(BASE, EXTENDED, self.snapshot), self.near, pause)
         if not can_answer(self.models[BASE].items):
-            rows = self.training.rows
-            plain = Rows(rows.documents, rows.strategy, rows.size, rows.seed, far_half=True)
             self.far = ()
-            self.rows = self._with_short(plain)
+            self.rows.questions = None
             self.note(
                 "no questions at the target: the base does not answer them inside its own context"
             )
@@ -232,9 +213,9 @@ class SpectrumObjective(Objective[Fitted]):
             judged = f"(from {self.start}); the steps judged before count"
             try:
                 job = trainer.Optimisation(
-                    training=self.training,
+                    training=self,
                     model=learner,
-                    rows=self.rows,
+                    rows=self.mixed,
                     folder=self.folder / label,
                     recompute=self.needs.recompute,
                     rows_per_step=settings.per_step,
@@ -279,10 +260,15 @@ class SpectrumObjective(Objective[Fitted]):
         self.note(verdict.reason)
         written = FITTED if verdict.step else START
         measured = self.measured
-        closed = ClosedForms(self.starts, self.closed)
         ceiling = self.space(self.start).ceiling
-        for sentence in notes_on_written(verdict, measured, closed, ceiling):
+        yarn = self.starts.get("yarn")
+        distance = 0.0
+        if yarn is not None:
+            distance = rules.far_loss(self.closed, "yarn") - rules.far_loss(measured, written)
+        for sentence in notes_on_written(verdict, measured, ceiling):
             self.note(sentence)
+        if readers := fit_report.readers_note(plan, yarn, distance):
+            self.note(readers)
         change = rules.far_change(measured, FITTED, START) if FITTED in self.models else None
         history = self.history
         steps = replace(measured, models=judged)
@@ -338,8 +324,12 @@ class SpectrumObjective(Objective[Fitted]):
     def told(self, result: Fitted) -> str:
         return fit_report.fit_result(result)
 
-    def write(self, result: Fitted, show: Show) -> None:
-        files = fit_report.fit_files(result)
+    def write(self, result: Fitted, manner: WriteOptions) -> None:
+        files = fit_report.fit_files(result, self.kept(result))
         for name, content in self.first_steps().items():
             files[f"fit/{name}"] = content
-        write_fitted(result, files, fit_report.fit_story(result), show)
+        finish = None
+        if self.finish is not None:
+            finish = partial(self.finish, self.output, self.call)
+        story = fit_report.fit_story(result, self.within)
+        write_fitted(result, files, story, self.call.command, manner, finish)

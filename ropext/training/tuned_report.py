@@ -12,6 +12,7 @@ from ropext.results import BASE, CONTROL, TUNED, UNTUNED
 from ropext.results.overlap import read_overlap
 from ropext.results.values import FEWEST_DOCUMENTS, Value, Values
 from ropext.training.judge import BEYOND_CONTROL, GAIN, Numbers
+from ropext.training.objective import Requirements
 from ropext.training.report import (
     TrainingSummary,
     json_files,
@@ -113,10 +114,9 @@ def _interval(gain: Value) -> str:
     return f" (95 % interval {-high:+.4f} to {-low:+.4f}{known})"
 
 
-def finetune_summary(done: Finetuned) -> TrainingSummary:
+def finetune_summary(done: Finetuned, needs: Requirements) -> TrainingSummary:
     """Return the story of a fine-tuning, for the record and the card."""
     training = done.training
-    needs = done.objective.needs
     options = training.options
     settings = training.settings
     overlap = training.overlap
@@ -162,8 +162,9 @@ def _loss_at(by_step: Sequence[Mapping[str, float]], step: int) -> float | None:
     return losses[-1] if losses else None
 
 
-def finetune_files(done: Finetuned) -> dict[str, bytes]:
-    """Return the files of OUT/training: the record, and its parts in separate files."""
+def finetune_files(done: Finetuned, kept: JsonObject) -> dict[str, bytes]:
+    """Return the files of OUT/training: the record `kept` in result.json, and its parts in separate
+    files."""
     record = done.to_json()
     contents = {
         "settings.json": record[done.counted_as],
@@ -173,7 +174,7 @@ def finetune_files(done: Finetuned) -> dict[str, bytes]:
             "control": done.control and done.control["losses"],
         },
         "numbers.json": record["numbers"],
-        RESULT: done.objective.kept(done),
+        RESULT: kept,
     }
     return json_files(contents) | {"loss.png": _losses_picture(done)}
 

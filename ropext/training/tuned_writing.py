@@ -18,17 +18,15 @@ from ropext import proof
 from ropext.base.atomic import os_errors
 from ropext.base.bundled import MODELS
 from ropext.base.jsontext import JsonObject, dump
-from ropext.base.narration import Show, no_progress
 from ropext.files import inspecting
 from ropext.files.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.files.checkpoint.adapter import WEIGHTS
 from ropext.files.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
 from ropext.files.checkpoint.staging import Output, check_space, staged
 from ropext.files.checkpoint.weights import identify_weights
-from ropext.files.checkpoint.writing import copy_file, place
+from ropext.files.checkpoint.writing import WriteOptions, copy_file, place
 from ropext.models.adapter import add_adapter
 from ropext.models.load import Loading, auto_class, is_masked, load_model
-from ropext.options.fields import Link
 from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL
 from ropext.results.overlap import HASHES
@@ -87,7 +85,7 @@ def write_tuned(
     weights: TunedWeights,
     extras: Mapping[str, bytes],
     story: TrainingSummary,
-    show: Show,
+    manner: WriteOptions,
 ) -> None:
     """Write OUT as a whole or not at all; first verify the model that stock transformers builds
     from it. `extras` are files of OUT/training."""
@@ -98,20 +96,19 @@ def write_tuned(
     options = done.training.options
     assert isinstance(options, Finetune)
     check_space(output, room_for(snapshot, options))
-    force = done.objective.call.force
-    with staged(Output(output, force, [snapshot.directory])) as stage:
+    with staged(Output(output, manner.force, [snapshot.directory])) as stage:
         directory = stage.directory
         compared: JsonObject = {}
         if weights.new_rows is not None and options.train == "new-rows":
             rows = weights.new_rows
-            compared = rows.write(snapshot, adapter, directory, options.link, show)
+            compared = rows.write(snapshot, adapter, directory, manner)
         else:
             _merge(snapshot, adapter, directory)
         with os_errors(output):
             beside = [n for n in snapshot.files if n not in (*snapshot.weight_files, INDEX)]
-            digests = _carry(snapshot, beside, directory)
+            digests = _carry(snapshot, beside, directory, manner)
             if not options.slim:
-                digests |= _carry_base(snapshot, directory, options.link, show)
+                digests |= _carry_base(snapshot, directory, manner)
                 write_adapter(origin, adapter, directory / ADAPTER, story)
             if weights.control is not None:
                 base = origin.record.base
@@ -141,8 +138,7 @@ def _carry(
     snapshot: Snapshot,
     names: Iterable[str],
     directory: Path,
-    link: Link = "copy",
-    show: Show = no_progress,
+    manner: WriteOptions,
 ) -> dict[str, str]:
     """Copy or link the base's files unchanged, and return their known SHA-256 values. The base's
     config.json replaces save_pretrained's own, which lacks the legacy spellings."""
@@ -153,21 +149,21 @@ def _carry(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         if name in snapshot.weight_files:
-            digest = place(source, target, link, show).sha256
+            digest = place(source, target, manner.link, manner.show).sha256
             digests |= {} if digest is None else {name: digest}
         else:
             digests[name] = copy_file(source, target)
     return digests
 
 
-def _carry_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> dict[str, str]:
+def _carry_base(snapshot: Snapshot, directory: Path, manner: WriteOptions) -> dict[str, str]:
     """Put the untuned checkpoint into the output; return the known SHA-256 values of its files."""
     names = list(snapshot.files)
     for name in (provenance.NAME, card.README):
         if snapshot.path(name).is_file():
             names.append(name)
     digests = dict[str, str]()
-    for name, digest in _carry(snapshot, names, directory / BASE, link, show).items():
+    for name, digest in _carry(snapshot, names, directory / BASE, manner).items():
         digests[f"{BASE}/{name}"] = digest
     return digests
 
@@ -182,7 +178,7 @@ def _record(
         proved = proof.prove_table(directory, origin.table.extended)
     else:
         promise = proof.ExpectedRotary(record.sites, record.target / record.context)
-        base = origin.base_config()
+        base = record.base["config"]
         context = record.context
         proved = proof.prove(
             proof.BuildRequest(directory, origin.path, base, promise, context, record.target)

@@ -77,7 +77,7 @@ def tuned(extended, stories, tmp_path_factory):
 
 def test_the_documents_held_out_are_those_of_a_fit_whatever_the_steps(extended, base, stories):
     def held(planned):
-        return {own.name for own in planned.training.data.held_out}
+        return {own.name for own in planned.data.held_out}
 
     found = [
         held(count_training("finetune", extended, str(stories), **RUN | {"steps": n}))
@@ -85,7 +85,7 @@ def test_the_documents_held_out_are_those_of_a_fit_whatever_the_steps(extended, 
     ]
     assert len(found[0]) >= 3
     assert found[0] == found[1]
-    fitted = count_training("fit", base, str(stories), factor=4, steps=2, held_out=100).training
+    fitted = count_training("fit", base, str(stories), factor=4, steps=2, held_out=100)
     assert {own.name for own in fitted.judge.documents} == found[0]
 
 
@@ -93,7 +93,7 @@ def test_with_one_data_seed_several_seeds_have_the_same_documents_and_the_same_b
     extended, base, stories, tmp_path
 ):
     def drawn(kind, model, **options):
-        training = count_training(kind, model, str(stories), **options).training
+        training = count_training(kind, model, str(stories), **options)
         held = [own.name for own in training.judge.documents]
         return held, [training.rows[number].ids.tolist() for number in (0, 1)]
 
@@ -135,7 +135,7 @@ def test_none_of_three_documents_is_held_out_and_a_note_says_so(extended, storie
     assert planned.to_json()["judging_documents"] == 0
     assert "not evaluated: fewer than 4 of its 3 documents reach" in report.plan_text(planned)
     unsaid = count_training("finetune", extended, str(few), **OPEN)
-    assert 3 < unsaid.training.rows.passes <= 4
+    assert 3 < unsaid.rows.passes <= 4
     assert "at most 4 passes: no held-out document says" in report.plan_text(unsaid)
 
 
@@ -159,7 +159,7 @@ def test_refusals_of_one_text_name_an_alternative(extended, base, stories, tmp_p
     for how in ("=====", "windows"):
         assert count_training("fit", base, str(one), factor=4, steps=2, split_documents=how)
         planned = count_training("finetune", extended, str(one), **RUN, split_documents=how)
-        assert planned.training.judged > 0
+        assert planned.judged > 0
 
 
 @pytest.mark.parametrize(
@@ -298,13 +298,13 @@ def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_docume
     planned = count_training("finetune", extended, str(stories), **OPEN)
     said = report.plan_text(planned)
     assert "at most 400 steps, stops when held-out documents no longer improve" in said
-    assert f": at most {planned.training.rows.passes:.1f} passes\n" in said
+    assert f": at most {planned.rows.passes:.1f} passes\n" in said
     # Three documents: before, after and at each of 100 evaluations; the base in windows, twice.
     assert planned.forward_tokens == 3 * 256 * (100 + 2 + 2)
     assert f"{planned.forward_tokens:,} without (evaluations, one every 4 steps)" in said
     for length, passes in (({"epochs": 7}, 6.5), ({"steps": 99}, 2)):
         asked = count_training("finetune", extended, str(stories), **OPEN, **length)
-        assert asked.training.rows.passes > passes
+        assert asked.rows.passes > passes
         assert "at most" not in report.plan_text(asked).partition("documents: ")[2]
 
 
@@ -827,7 +827,7 @@ def test_layers_are_recomputed_in_the_backward_pass_only_if_memory_is_short(
     monkeypatch.setattr(trainer._Trainer, "training_step", within)
     options = RUN | {"steps": 1, "eval_documents": 0, "micro_rows": 2}
     done = train("finetune", extended, str(stories), tmp_path / "out", **options)
-    assert done.objective.needs.recompute is (times == 2)
+    assert done.counted["recompute"] is (times == 2)
     assert runs == [2 * times]  # one in each of two layers
 
 

@@ -110,7 +110,7 @@ def test_of_several_starts_the_lowest_on_held_out_documents_is_taken(tmp_path):
     assert both.start == "yarn"
     assert (both.judgements, both.by_step) == (alone.judgements, alone.by_step)
     assert both.pair_factors == alone.pair_factors
-    assert both.tokens == both.objective.tokens == alone.tokens
+    assert both.tokens == both.counted["tokens"] == alone.tokens
 
 
 def losses_of(directory, done):
@@ -409,14 +409,14 @@ def test_few_documents_are_warned_of(base, stories, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(stories.read_text().splitlines()[:5]))
     planned = count_training("fit", base, str(few), **RANDOM)
-    assert len(planned.training.judge.documents) == 1
+    assert len(planned.judge.documents) == 1
     assert "only 1 held-out documents give no interval" in planned.remarks[0]
 
 
 def test_no_document_is_in_both_parts(base, stories):
     for packing in ("documents", "glued"):
         prepared = count_training("fit", base, str(stories), **RANDOM | {"packing": packing})
-        found = prepared.training.data
+        found = prepared.data
         assert any("no two of which share" in own for own in prepared.remarks) == (
             packing == "glued"
         )
@@ -559,7 +559,7 @@ def test_a_model_without_answers_gets_no_questions_at_the_target(base, stories, 
         done.numbers["fitted"]["tail_nll@256"].value, abs=0
     )
     assert not any(name.startswith("passkey") for name in done.numbers["start"])
-    assert done.objective.rows.rows.questions is None
+    assert done.training.rows.questions is None
 
 
 def score(index, exact):
@@ -635,7 +635,7 @@ def test_a_few_steps_are_those_of_a_literal_loop(tmp_path, monkeypatch):
     for step, rate in enumerate((0.0, 0.05, 0.0375, 0.0125)):  # one step of warm-up, then a cosine
         total = 0.0
         for number in range(4 * step, 4 * step + 4):
-            ids = torch.from_numpy(objective.rows[number].ids.astype("int64"))
+            ids = torch.from_numpy(objective.mixed[number].ids.astype("int64"))
             logits = model(ids[None], use_cache=False).logits[0]
             nll = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
             loss = nll.mean()

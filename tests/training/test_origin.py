@@ -19,7 +19,7 @@ def lost(extended, tmp_path):
 
 
 def test_the_edits_taken_back_give_the_config_of_the_base(base, extended):
-    assert open_origin(str(extended)).base_config() == json.loads(
+    assert open_origin(str(extended)).record.base["config"] == json.loads(
         (base / "config.json").read_text()
     )
 
@@ -33,7 +33,7 @@ def test_a_scaled_config_is_read_as_the_record_that_is_lost(base, extended, lost
     assert [site.wanted for site in read.record.sites] == spectra
     assert read.history == "scaled 4x from 64 by its config; no record"
     before = json.loads((base / "config.json").read_text())
-    taken_back = read.base_config()
+    taken_back = read.record.base["config"]
     for key in ("rope_parameters", "max_position_embeddings"):
         assert taken_back[key] == before[key]
     assert not taken_back.get("rope_scaling")

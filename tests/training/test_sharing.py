@@ -82,7 +82,7 @@ def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
     monkeypatch.setattr(models, "device", lambda options: torch.device("cuda"))
     monkeypatch.setattr("ropext.training.objective.free_memory", lambda device: int(79e9))
     planned = count_training("finetune", extended, str(stories), **RUN)
-    assert planned.training.judge is None
+    assert planned.judge is None
     assert "ropext eval OUT --data DATA --device-map auto" in planned.why_no_judge
     assert planned.to_json()["judging_documents"] == 0
 

@@ -18,7 +18,7 @@ POSE = FIT | {"strategy": "pose", "window": 32, "batch_tokens": 256, "retrieval_
 
 
 def test_rows_of_a_fit_reach_every_distance_up_to_the_target(base, stories):
-    prepared = fit.prepare(str(base), str(stories), Fit(**POSE | {"steps": 200})).training
+    prepared = fit.prepare(str(base), str(stories), Fit(**POSE | {"steps": 200}))
     distances = set()
     for row in prepared.rows:
         assert len(row.ids) == len(row.positions) == 32
@@ -37,7 +37,7 @@ def test_rows_of_a_fit_reach_every_distance_up_to_the_target(base, stories):
 
 def test_questions_of_a_fit_in_short_rows_jump_too(base, stories):
     asked = POSE | {"window": 128, "retrieval_share": 0.5, "steps": 40}
-    prepared = fit.prepare(str(base), str(stories), Fit(**asked)).training
+    prepared = fit.prepare(str(base), str(stories), Fit(**asked))
     rows = [row for row in prepared.rows if row.weight != 1]
     assert len(rows) == len(prepared.rows) // 2
     for row in rows:
@@ -69,7 +69,7 @@ KEEP = RUN | {"keep_short": 2, "strategy": "pose", "window": 32, "batch_tokens":
 
 def test_every_step_of_a_finetuning_has_its_windows_of_the_original_length(extended, stories):
     options = Finetune(**KEEP)
-    prepared = finetune.prepare(str(extended), str(stories), options).training
+    prepared = finetune.prepare(str(extended), str(stories), options)
     assert prepared.settings.per_step == 3 + 2
     assert prepared.settings.tokens == 3 * (3 * 32 + 2 * CONTEXT)
     mixed = WithShort(prepared.rows, 3, prepared.rows.documents, CONTEXT, options)
@@ -96,9 +96,9 @@ def test_a_dry_run_counts_the_windows_that_are_kept(extended, stories):
 def test_a_dry_run_counts_the_bytes_of_weights_and_of_the_optimisers_state(extended, stories):
     options = Finetune(**KEEP)
     planned = count_training("finetune", extended, str(stories), **KEEP)
-    model = models.load(planned.training.snapshot, options)
+    model = models.load(planned.snapshot, options)
     assert planned.needs.weight_bytes == sum(own.nbytes for own in model.parameters())
-    joined = models.add_adapter(model, options, planned.training.settings)
+    joined = models.add_adapter(model, options, planned.settings)
     optimiser = torch.optim.AdamW(own for own in joined.parameters() if own.requires_grad)
     joined(input_ids=torch.ones(1, 8, dtype=torch.long)).logits.sum().backward()
     optimiser.step()

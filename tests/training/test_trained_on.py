@@ -90,11 +90,11 @@ def test_a_plan_warns_of_the_overlap_before_the_training(extended, data):
 def test_a_forecast_has_no_choice_documents_before_the_training(extended, data):
     options = {"batch_tokens": 256, "rank": 2, "eval_documents": 8, "evaluate": data["new"]}
     planned = count_training("finetune", extended, data["train"], **options)
-    assert planned.training.chooses_step
+    assert planned.chooses_step
     assert "chose" not in report.plan_text(planned)
     assert planned.to_json()["overlap"]["chosen_on"] == 0
     # the overlap of the result
-    assert planned.training.overlap.chosen_on == planned.training.judged > 0
+    assert planned.overlap.chosen_on == planned.judged > 0
 
 
 def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp_path):
@@ -169,7 +169,7 @@ def test_extensions_and_fits_of_a_tuned_model_know_its_training_documents(tuned,
     ropext.extend(str(output), str(wide), method="pi", factor=2, no_verify=True)
     found = read(wide, data["again"]).results["variants"]
     assert [own["overlap"]["trained_on"] for own in found.values()] == [8, 8, 8]
-    fit = count_training("fit", output, data["new"], factor=2, steps=1, packing="glued").training
+    fit = count_training("fit", output, data["new"], factor=2, steps=1, packing="glued")
     assert fit.overlap.mark == ""
     assert fit.data.trained.count > 12
 
@@ -192,4 +192,4 @@ def test_a_fit_records_its_documents_and_a_later_finetune_warns(base, data, stor
     assert found["base"]["overlap"] is None  # its spectrum was fitted on nothing
     planned = count_training("finetune", output, data["new"], evaluate=data["again"], **RUN)
     held = {f"stories.jsonl:{number}" for number in range(1, 9)} & set(record["fit"]["judging"])
-    assert planned.training.overlap.trained_on == 8 - len(held)
+    assert planned.overlap.trained_on == 8 - len(held)

@@ -32,9 +32,7 @@ RANK = int(os.environ["RANK"])
 
 
 def prepared_batch(extended, stories):
-    prepared = finetune.prepare(
-        extended, stories, Finetune(steps=1, batch_tokens=1024, rank=4)
-    ).training
+    prepared = finetune.prepare(extended, stories, Finetune(steps=1, batch_tokens=1024, rank=4))
     rows = [prepared.rows[number] for number in range(4)]
     return prepared, Collator(prepared.padding)(rows)
 
