@@ -69,7 +69,7 @@ def command(
     from ropext.endpoint.server import KEY
     from ropext.models.dequantising import directory_of
     from ropext.options.extend import parse_extend
-    from ropext.serving.stock import check_parts
+    from ropext.serving.stock import check_transformers_parts
 
     wish = None
     if given:
@@ -85,20 +85,23 @@ def command(
             raise UsageError(f"{flag(next(iter(folding)))} belongs to --method {NAME}")
     names = _names(served_model_name or [])
     loading = DocumentOptions(**reading)
-    check_parts()
+    check_transformers_parts()
     from ropext.serving import app, served
 
-    with closing(app.reserve(host, port)) as taken, directory_of(model, out.say) as directory:
+    with (
+        closing(app.reserve_address(host, port)) as taken,
+        directory_of(model, out.say) as directory,
+    ):
         asked = served.ServeOptions(
             directory, model, wish, adapter, revision, trust_remote_code, fold, names
         )
-        ready = served.load(asked, loading, out.say)
-        is_local = app.is_local(host)
-        answering = app.ModelPort(ready, out.say, only_local=is_local)
+        ready = served.load_served_model(asked, loading, out.say)
+        is_local = app.is_local_address(host)
+        answering = app.ModelServer(ready, out.say, only_local=is_local)
         answering.worker.check()
         if not is_local:
             warning = f"warning: [open-port] other machines can reach {host} and use this model"
-            if not app.has_key():
+            if not app.requires_key():
                 warning += f", and no key is set ({KEY})"
             out.say(warning)
         taken.listen()
@@ -117,7 +120,7 @@ def command(
                 "max_model_len": limit,
             },
         )
-        app.run(answering, taken)
+        app.run_server(answering, taken)
     out.say("the server has stopped")
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from transformers.cli.serving.utils import ReasoningText, ToolCall, _StreamError
 
 from ropext.base.jsontext import Json
-from ropext.serving.questions import Turn
-from ropext.serving.refusals import Refusal
-from ropext.serving.turns import Item, TurnStreamer
+from ropext.serving.questions import CompletionRequest
+from ropext.serving.refusals import RefusedRequest
+from ropext.serving.turns import AnswerPiece, AnswerStreamer
 
 DONE = "data: [DONE]\n\n"
 
@@ -19,17 +19,17 @@ DONE = "data: [DONE]\n\n"
 class AnswerSoFar:
     """The pieces of the answer to one prompt that the model has written so far."""
 
-    question: Turn
-    streamer: TurnStreamer
+    question: CompletionRequest
+    streamer: AnswerStreamer
     index: int  # the prompt's place in its request
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Json]] = field(default_factory=list)
 
-    def add(self, item: Item) -> dict[str, Json]:
-        """Keep the next piece; return it as the delta of a chat."""
+    def add_piece(self, item: AnswerPiece) -> dict[str, Json]:
+        """Keep the next piece that the served model wrote; return it as the delta of a chat."""
         if isinstance(item, _StreamError):
-            raise Refusal(item.msg, 500)
+            raise RefusedRequest(item.msg, 500)
         if isinstance(item, ToolCall):
             function = {"name": item.name, "arguments": item.arguments}
             number = len(self.calls)
@@ -42,8 +42,8 @@ class AnswerSoFar:
         self.texts.append(str(item))
         return {"content": str(item)}
 
-    def choice(self) -> dict[str, Json]:
-        """Return the whole answer as a choice."""
+    def answer_choice(self) -> dict[str, Json]:
+        """Return the whole answer as a choice of OpenAI's completion object."""
         text = "".join(self.texts)
         whole = (self.question.details.echo or "") + text
         content: dict[str, Json] = {"text": whole, "logprobs": self.streamer.logprobs}
@@ -54,10 +54,10 @@ class AnswerSoFar:
             if self.calls:
                 message["tool_calls"] = self.calls
             content = {"message": message}
-        return {"index": self.index, **content, "finish_reason": self.reason()}
+        return {"index": self.index, **content, "finish_reason": self.finish_reason()}
 
-    def piece(self, delta: dict[str, Json], reason: str | None = None) -> dict[str, Json]:
-        """Return the next piece as the choice of an event."""
+    def event_choice(self, delta: dict[str, Json], reason: str | None = None) -> dict[str, Json]:
+        """Return the next piece as the choice of an event in OpenAI's stream."""
         content: dict[str, Json] = {"text": delta.get("content", ""), "logprobs": None}
         if reason is not None:
             content["logprobs"] = self.streamer.logprobs  # of all tokens, in the last event
@@ -65,8 +65,8 @@ class AnswerSoFar:
             content = {"delta": delta}
         return {"index": self.index, **content, "finish_reason": reason}
 
-    def reason(self) -> str:
-        """Return why the answer ended."""
+    def finish_reason(self) -> str:
+        """Return why the served model's answer ended, as OpenAI's `finish_reason`."""
         if self.calls:
             return "tool_calls"
         written = self.streamer.ids
@@ -78,51 +78,59 @@ class AnswerSoFar:
 
 
 @dataclass
-class Answers:
-    """The answers to the prompts of one request."""
+class CompletionAnswers:
+    """The answers to the prompts of one client's request."""
 
     model: str  # its name
-    first: Turn
+    first: CompletionRequest
     created: int = field(default_factory=lambda: int(time.time()))
     answers: list[AnswerSoFar] = field(default_factory=list)
 
     async def answered(
-        self, question: Turn, streamer: TurnStreamer, items: AsyncIterator[Item]
+        self,
+        question: CompletionRequest,
+        streamer: AnswerStreamer,
+        items: AsyncIterator[AnswerPiece],
     ) -> AsyncIterator[dict[str, Json]]:
-        """Yield the answer to the next prompt, as the choices of events."""
+        """Yield the answer to the next prompt of a request, as the choices of OpenAI's events."""
         answer = AnswerSoFar(question, streamer, len(self.answers))
         self.answers.append(answer)
         if question.is_chat:
-            yield answer.piece({"role": "assistant", "content": ""})
+            yield answer.event_choice({"role": "assistant", "content": ""})
         if question.details.echo:
-            yield answer.piece({"content": question.details.echo})
+            yield answer.event_choice({"content": question.details.echo})
         async for item in items:
-            yield answer.piece(answer.add(item))
-        yield answer.piece({}, answer.reason())
+            yield answer.event_choice(answer.add_piece(item))
+        yield answer.event_choice({}, answer.finish_reason())
 
-    async def events(self, choices: AsyncIterator[dict[str, Json]]) -> AsyncIterator[str]:
-        """Yield the events of a stream; an error in the middle is an event, too."""
-        head = self._head("chat.completion.chunk" if self.first.is_chat else "text_completion")
+    async def event_stream(self, choices: AsyncIterator[dict[str, Json]]) -> AsyncIterator[str]:
+        """Yield the server-sent events of a streamed answer; an error in the middle is an event,
+        too."""
+        head = self._answer_head(
+            "chat.completion.chunk" if self.first.is_chat else "text_completion"
+        )
         try:
             async for choice in choices:
-                yield _line(head | {"choices": [choice]})
+                yield _event_line(head | {"choices": [choice]})
             if self.first.with_usage:
-                yield _line(head | {"choices": [], "usage": self._usage()})
-        except Refusal as error:
-            yield _line(error.body)
+                yield _event_line(head | {"choices": [], "usage": self._token_usage()})
+        except RefusedRequest as error:
+            yield _event_line(error.body)
         yield DONE
 
-    def whole(self) -> dict[str, Json]:
-        """Return the complete answers as one object."""
-        choices = [answer.choice() for answer in self.answers]
-        head = self._head("chat.completion" if self.first.is_chat else "text_completion")
-        return head | {"choices": choices, "usage": self._usage()}
+    def whole_answer(self) -> dict[str, Json]:
+        """Return the complete answers to a request as one OpenAI completion object."""
+        choices = [answer.answer_choice() for answer in self.answers]
+        head = self._answer_head("chat.completion" if self.first.is_chat else "text_completion")
+        return head | {"choices": choices, "usage": self._token_usage()}
 
-    def _head(self, kind: str) -> dict[str, Json]:
+    def _answer_head(self, kind: str) -> dict[str, Json]:
+        """Return the keys with which each object or event of an OpenAI answer begins."""
         own = {"id": self.first.id, "object": kind}
         return own | {"created": self.created, "model": self.model}
 
-    def _usage(self) -> dict[str, Json]:
+    def _token_usage(self) -> dict[str, Json]:
+        """Return the `usage` of an OpenAI answer: tokens of prompts and completions."""
         asked = sum(len(answer.question.ids) for answer in self.answers)
         written = sum(len(answer.streamer.ids) for answer in self.answers)
         return {
@@ -132,5 +140,6 @@ class Answers:
         }
 
 
-def _line(event: dict[str, Json]) -> str:
+def _event_line(event: dict[str, Json]) -> str:
+    """Write one server-sent event."""
     return f"data: {json.dumps(event)}\n\n"

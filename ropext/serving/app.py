@@ -26,20 +26,20 @@ from ropext.base.jsontext import Json, JsonObject
 from ropext.base.narration import Say, interruptible, no_messages
 from ropext.endpoint.server import KEY
 from ropext.models.load import silenced
-from ropext.serving.answers import Answers
-from ropext.serving.connections import BACKLOG, AcceptErrors, bounded
-from ropext.serving.page import page
+from ropext.serving.answers import CompletionAnswers
+from ropext.serving.connections import BACKLOG, ConnectionErrors, bounded_connections
+from ropext.serving.page import chat_page
 from ropext.serving.questions import (
-    Body,
-    Turn,
+    CompletionRequest,
+    RequestBody,
     check_model,
-    parsed,
+    completion_requests,
+    parse_request,
     prompt_ids,
-    questions_of,
 )
-from ropext.serving.refusals import Refusal
-from ropext.serving.served import LiveModel, model_card
-from ropext.serving.turns import Item, TurnStreamer, Worker
+from ropext.serving.refusals import RefusedRequest
+from ropext.serving.served import ServedModel, model_card
+from ropext.serving.turns import AnswerPiece, AnswerStreamer, AnswerThread
 
 AT_ONCE = 4  # requests that are parsed or tokenised
 PATIENCE = 2  # seconds for open answers when the port closes
@@ -56,140 +56,156 @@ class JsonAnswer(JSONResponse):
     mark."""
 
     def render(self, content: Json) -> bytes:
-        """Write the JSON."""
+        """Write the JSON of an HTTP response to a client of `ropext serve`."""
         return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 
-class ModelPort:
+class ModelServer:
     """The paths of one server and the functions that answer them."""
 
-    def __init__(self, served: LiveModel, say: Say, only_local: bool) -> None:
+    def __init__(self, served: ServedModel, say: Say, only_local: bool) -> None:
         self.served = served
         self.say = say
         self.only_local = only_local
         self.key = os.environ.get(KEY, "")
-        self.worker = Worker(served, say)
+        self.worker = AnswerThread(served, say)
         self.created = int(time.time())
         self.reading = asyncio.Semaphore(AT_ONCE)
 
     def app(self) -> Starlette:
-        """Return the application for uvicorn."""
+        """Return the ASGI application of `ropext serve`, with its paths, for uvicorn."""
         actions: list[tuple[str, str, Action]] = [
             ("POST", ANSWERED[0], self.chat),
             ("POST", ANSWERED[1], self.complete),
-            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models", self.list_models),
             ("GET", "/v1/models/{name:path}", self.model),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/load_model", self.is_loaded),
             ("GET", "/health", self.health),
-            ("GET", "/", self.page),
+            ("GET", "/", self.show_page),
         ]
-        routes = [Route(path, self._guarded(do), methods=[verb]) for verb, path, do in actions]
+        routes = [
+            Route(path, self._guarded_action(do), methods=[verb]) for verb, path, do in actions
+        ]
         app = Starlette(
-            routes=routes, exception_handlers={HTTPException: unknown}, lifespan=self._lifespan
+            routes=routes, exception_handlers={HTTPException: unknown_path}, lifespan=self._lifespan
         )
         app.router.redirect_slashes = False  # its redirects are made of the Host header
         return app
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        asyncio.get_running_loop().set_exception_handler(AcceptErrors(self.say))
+        """Handle errors of accepted connections while uvicorn runs the server."""
+        asyncio.get_running_loop().set_exception_handler(ConnectionErrors(self.say))
         yield
 
-    def _guarded(self, action: Action) -> Action:
+    def _guarded_action(self, action: Action) -> Action:
+        """Return a handler of an HTTP path that checks the client first, and turns a refusal
+        into OpenAI's error."""
+
         async def guarded(request: Request) -> Response:
             try:
-                self._check(request)
+                self._check_client(request)
                 return await action(request)
-            except Refusal as error:
+            except RefusedRequest as error:
                 return JsonAnswer(error.body, error.status)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
 
         return guarded
 
-    def _check(self, request: Request) -> None:
-        """Refuse a client without the key, and refuse web pages.
+    def _check_client(self, request: Request) -> None:
+        """Refuse an HTTP client of the server without the key, and refuse web pages.
 
-        A page in a browser can name any host as its own. It may send a form without asking, but no
-        JSON.
+        A page in a browser can name any host as its own. It may send a form without asking, but
+        no JSON.
         """
         # `request.url` is made of the Host header, and of other things if it cannot be read.
         host = HOST.fullmatch(request.headers.get("host", ""))
         if host is None:
-            raise Refusal("the Host header must be a name or an address, with or without port", 403)
+            raise RefusedRequest(
+                "the Host header must be a name or an address, with or without port", 403
+            )
         if self.only_local and (host[1] or host[2]).lower() not in LOCAL:
-            raise Refusal(f"this server accepts only the host names {' and '.join(LOCAL)}", 403)
+            raise RefusedRequest(
+                f"this server accepts only the host names {' and '.join(LOCAL)}", 403
+            )
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         wanted = self.key and request.scope["path"] not in WITHOUT_KEY
         if wanted and not hmac.compare_digest(given.encode(), self.key.encode()):
-            raise Refusal(
+            raise RefusedRequest(
                 f"the key is wrong or missing (Bearer, {KEY})", 401, "", "invalid_api_key"
             )
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
-            raise Refusal("send JSON, with the header Content-Type: application/json", 415)
+            raise RefusedRequest("send JSON, with the header Content-Type: application/json", 415)
 
     async def chat(self, request: Request) -> Response:
-        """Answer a conversation."""
-        return await self._answer(request, is_chat=True)
+        """Answer a conversation that a client posts to /v1/chat/completions."""
+        return await self._answer_request(request, is_chat=True)
 
     async def complete(self, request: Request) -> Response:
-        """Continue a text."""
-        return await self._answer(request, is_chat=False)
+        """Continue a text that a client posts to /v1/completions."""
+        return await self._answer_request(request, is_chat=False)
 
-    async def _answer(self, request: Request, is_chat: bool) -> Response:
+    async def _answer_request(self, request: Request, is_chat: bool) -> Response:
+        """Answer a posted conversation or prompt, as one JSON object or as a stream of events."""
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex[:12]}"
 
-        def read(body: Body) -> list[Turn]:
-            return questions_of(self.served, body, name, is_chat)
+        def read(body: RequestBody) -> list[CompletionRequest]:
+            return completion_requests(self.served, body, name, is_chat)
 
         questions = await self._read(request, read)
-        answers = Answers(self.served.name, questions[0])
+        answers = CompletionAnswers(self.served.name, questions[0])
         first = self.worker.ask(questions[0])  # if this is refused, the status can still say so
-        choices = self._choices(questions, first, answers, request)
+        choices = self._answer_choices(questions, first, answers, request)
         if questions[0].stream:
-            return StreamingResponse(answers.events(choices), media_type="text/event-stream")
+            return StreamingResponse(answers.event_stream(choices), media_type="text/event-stream")
         async for _ in choices:
             pass
-        return JsonAnswer(answers.whole())
+        return JsonAnswer(answers.whole_answer())
 
-    async def _choices(
-        self, questions: list[Turn], first: TurnStreamer, answers: Answers, request: Request
+    async def _answer_choices(
+        self,
+        questions: list[CompletionRequest],
+        first: AnswerStreamer,
+        answers: CompletionAnswers,
+        request: Request,
     ) -> AsyncIterator[dict[str, Json]]:
         """Yield the answers to a request's prompts, one prompt after the other. `first` streams
         the answer to the first."""
         for number, question in enumerate(questions):
             streamer = self.worker.ask(question) if number else first
-            items = _items(streamer, request)
+            items = _client_pieces(streamer, request)
             async for choice in answers.answered(question, streamer, items):
                 yield choice
 
-    async def _read(self, request: Request, read: Callable[[Body], Read]) -> Read:
-        """Parse a request and read it in a thread, a few at a time."""
-        data = await _body(request, self.served.most_bytes)
+    async def _read(self, request: Request, read: Callable[[RequestBody], Read]) -> Read:
+        """Parse a client's posted JSON and read it in a thread, a few requests at a time."""
+        data = await _read_body(request, self.served.most_bytes)
 
         def parse_and_read() -> Read:
-            return read(parsed(self.served, data))
+            return read(parse_request(self.served, data))
 
         async with self.reading:
             return await asyncio.to_thread(parse_and_read)
 
-    async def models(self, request: Request) -> Response:
-        """List the one model, by each of its names."""
+    async def list_models(self, request: Request) -> Response:
+        """Answer GET /v1/models: list the one served model, by each of its names."""
         cards = [model_card(self.served, name, self.created) for name in self.served.names]
         return JsonAnswer({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        """Describe the one model."""
+        """Answer GET /v1/models/NAME: describe the one served model."""
         name = request.path_params["name"]
         check_model(self.served, name)
         return JsonAnswer(model_card(self.served, name, self.created))
 
     async def tokenize(self, request: Request) -> Response:
-        """Count the tokens of messages or of a prompt, as an answer would read them."""
+        """Answer /tokenize: count the tokens of posted messages or of a prompt, as an answer
+        would read them."""
 
-        def read(body: Body) -> JsonObject:
+        def read(body: RequestBody) -> JsonObject:
             check_model(self.served, body.get("model"))
             ids = prompt_ids(self.served, body, is_chat="messages" in body)
             return {"count": len(ids), "max_model_len": self.served.limit, "tokens": ids}
@@ -197,29 +213,31 @@ class ModelPort:
         return JsonAnswer(await self._read(request, read))
 
     async def is_loaded(self, request: Request) -> Response:
-        """Tell `transformers chat`, which asks before it begins, that the model is ready; load
-        nothing."""
+        """Answer /load_model, which `transformers chat` posts before it begins: the model is
+        ready. Load nothing."""
 
-        def read(body: Body) -> None:
+        def read(body: RequestBody) -> None:
             check_model(self.served, body.get("model"))
 
         await self._read(request, read)
         event = json.dumps({"status": "ready", "model": self.served.name, "cached": True})
         return Response(f"data: {event}\n\n", media_type="text/event-stream")
 
-    async def page(self, request: Request) -> Response:
-        """Show a page to talk to the model. It asks for the key, if there is one."""
-        return page()
+    async def show_page(self, request: Request) -> Response:
+        """Answer GET / with a page to talk to the served model. It asks for the key, if there is
+        one."""
+        return chat_page()
 
     async def health(self, request: Request) -> Response:
-        """Return whether the server answers questions."""
+        """Answer /health: return whether the server still answers questions."""
         if not self.worker.thread.is_alive():
-            raise Refusal("the thread that answers has ended; restart the server", 503)
+            raise RefusedRequest("the thread that answers has ended; restart the server", 503)
         return JsonAnswer({"status": "ok"})
 
 
-async def unknown(request: Request, error: Exception) -> Response:
-    """Answer a request for a path or method that this server does not have, in OpenAI's form."""
+async def unknown_path(request: Request, error: Exception) -> Response:
+    """Answer an HTTP request for a path or method that `ropext serve` does not have, in OpenAI's
+    form."""
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.scope['path'][:200]}"
     questions = " and ".join(ANSWERED)
@@ -227,22 +245,24 @@ async def unknown(request: Request, error: Exception) -> Response:
         f"ropext serve does not answer {asked}; it answers POST {questions}, GET /v1/models, and "
         "GET / with a page"
     )
-    return JsonAnswer(Refusal(sentence, error.status_code).body, error.status_code, error.headers)
+    return JsonAnswer(
+        RefusedRequest(sentence, error.status_code).body, error.status_code, error.headers
+    )
 
 
-async def _body(request: Request, most: int) -> bytes:
-    """Return the bytes of a request's body; refuse a body that is too large."""
+async def _read_body(request: Request, most: int) -> bytes:
+    """Return the bytes of an HTTP request's body; refuse a body that is too large."""
     data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > most:
-            raise Refusal(f"the request has more than {most:,} bytes", 413)
+            raise RefusedRequest(f"the request has more than {most:,} bytes", 413)
     return bytes(data)
 
 
-async def _items(streamer: TurnStreamer, request: Request) -> AsyncIterator[Item]:
-    """Yield the pieces of an answer; stop its generation if the client disconnects."""
-    gone = asyncio.create_task(_gone(request))
+async def _client_pieces(streamer: AnswerStreamer, request: Request) -> AsyncIterator[AnswerPiece]:
+    """Yield the pieces of an answer for a client; stop the generation if the client disconnects."""
+    gone = asyncio.create_task(_wait_for_disconnect(request))
     finished = False
     try:
         while not finished:
@@ -261,13 +281,14 @@ async def _items(streamer: TurnStreamer, request: Request) -> AsyncIterator[Item
             streamer.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
+    """Wait until the HTTP client of a request disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def is_local(host: str) -> bool:
-    """Return whether only this machine can reach the address."""
+def is_local_address(host: str) -> bool:
+    """Return whether only this machine can reach the address of --host."""
     if host in LOCAL:
         return True
     try:
@@ -276,8 +297,9 @@ def is_local(host: str) -> bool:
         return False
 
 
-def reserve(host: str, port: int) -> socket.socket:
-    """Bind the address before the model is loaded; nobody gets an answer until `run` listens."""
+def reserve_address(host: str, port: int) -> socket.socket:
+    """Bind the address of --host and --port before the model is loaded; nobody gets an answer
+    until `run_server` listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     taken = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -292,11 +314,11 @@ def reserve(host: str, port: int) -> socket.socket:
     return taken
 
 
-def server_of(port: ModelPort) -> uvicorn.Server:
-    """Build the uvicorn server, which logs nothing itself."""
+def uvicorn_server(port: ModelServer) -> uvicorn.Server:
+    """Build the uvicorn server of `ropext serve`, which logs nothing itself."""
     config = uvicorn.Config(
         port.app(),
-        http=bounded(),  # type: ignore[arg-type]  # a class is called in the same way
+        http=bounded_connections(),  # type: ignore[arg-type]  # a class is called in the same way
         loop="asyncio",
         ws="none",
         lifespan="on",
@@ -310,13 +332,13 @@ def server_of(port: ModelPort) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def has_key() -> bool:
-    """Return whether requests must send a key."""
+def requires_key() -> bool:
+    """Return whether clients of `ropext serve` must send a key."""
     return bool(os.environ.get(KEY))
 
 
-def run(port: ModelPort, taken: socket.socket) -> None:
-    """Answer requests until Ctrl-C, which ends a server."""
+def run_server(port: ModelServer, taken: socket.socket) -> None:
+    """Answer HTTP requests until Ctrl-C, which ends a server."""
     gc.freeze()  # or the many objects of a large request have the model's searched, for seconds
     with suppress(KeyboardInterrupt), interruptible(no_messages, "", at_once=True), silenced():
-        server_of(port).run(sockets=[taken])
+        uvicorn_server(port).run(sockets=[taken])

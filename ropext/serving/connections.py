@@ -22,7 +22,7 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 def most_connections() -> int:
-    """Return how many connections may be open at once.
+    """Return how many clients may be connected to the server at once.
 
     The number is smaller if the process may open few files. Half of the free descriptors are for
     connections that the system accepted and uvicorn is about to close.
@@ -44,7 +44,7 @@ class BoundedConnection(H11Protocol):
         self.deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the new connection, or close it."""
+        """Count a client's new connection, or close it if there are too many."""
         super().connection_made(cast(asyncio.Transport, transport))
         if len(self.connections) > self.most:
             self.transport.abort()
@@ -52,23 +52,24 @@ class BoundedConnection(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take the bytes of the client and renew the deadline."""
+        """Take the bytes of a connected client and renew its deadline."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Wait for the next request on a client's connection."""
         super().on_response_complete()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadline of a closed connection."""
+        """Cancel the deadline of a client's closed connection."""
         super().connection_lost(exc)
         if self.deadline is not None:
             self.deadline.cancel()
 
     def _watch(self) -> None:
-        """Set the deadline for the current stage of the request; an answer has no deadline."""
+        """Set the deadline for the current stage of a client's request; an answer has no
+        deadline."""
         stage = self.conn.their_state
         if stage is self.stage:
             return
@@ -81,20 +82,21 @@ class BoundedConnection(H11Protocol):
             self.deadline = self.loop.call_later(seconds, self.transport.abort)
 
 
-def bounded() -> partial[BoundedConnection]:
-    """Return the class of one server's connections, with its limit filled in."""
+def bounded_connections() -> partial[BoundedConnection]:
+    """Return the class of the connections of one uvicorn server, with its limit filled in."""
     return partial(BoundedConnection, most_connections())
 
 
-class AcceptErrors:
-    """A handler for errors of the event loop. If no connection can be accepted, it prints one line
-    a minute."""
+class ConnectionErrors:
+    """A handler for errors of the event loop of `ropext serve`. If no connection can be
+    accepted, it prints one line a minute."""
 
     def __init__(self, say: Say) -> None:
         self.say = say
         self.said: float | None = None
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Print that no connection can be accepted; pass any other error of the event loop on."""
         error = context.get("exception")
         is_of_a_socket = "socket" in context and isinstance(error, OSError)
         if error is None or not is_of_a_socket or error.errno not in OUT_OF_DESCRIPTORS:

@@ -18,7 +18,8 @@ def content_digest(
     dtype: str,
     trust_remote_code: bool,
 ) -> str:
-    """Return a digest of the weights, the config, the adapter, the method and the dtype."""
+    """Return a digest of everything that decides the answers of a served model: weights, config,
+    adapter, method and dtype."""
     model = identity(snapshot, Digests(), trust_remote_code)
     info: dict[str, Json] = {"dtype": dtype}
     if plan is not None:

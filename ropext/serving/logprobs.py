@@ -8,7 +8,7 @@ from tokenizers.decoders import DecodeStream
 
 from ropext.base.jsontext import Json, JsonObject
 from ropext.evaluation.forward import NanInLogits, ReadingMode, TokenScorer, slice_for
-from ropext.serving.served import LiveModel
+from ropext.serving.served import ServedModel
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +21,8 @@ MOST_SILENT = 8  # tokens without text; a character has at most four
 
 
 @dataclass(frozen=True)
-class Details:
-    """What an answer of /v1/completions contains in addition to the model's text."""
+class CompletionDetails:
+    """The parts of an answer of /v1/completions in addition to the model's text."""
 
     echo: str | None = None  # the text of the prompt; None: the answer begins after it
     candidates: int | None = None  # for each token; None: no log-probabilities
@@ -30,15 +30,16 @@ class Details:
 
 
 @dataclass(frozen=True)
-class TokenScore:
+class TokenLogprob:
     """The log-probability of a token, and of the best candidates for its place."""
 
     value: float
     best: tuple[tuple[int, float], ...]  # ids and log-probabilities
 
 
-def scorer_of(served: LiveModel) -> TokenScorer:
-    """Return a scorer of a model, after a check that the model can be read in slices."""
+def logprob_scorer(served: ServedModel) -> TokenScorer:
+    """Return a scorer of the served model for `logprobs` of a request, after a check that the
+    model can be read in slices."""
     import torch
 
     chunk = served.piece if served.continues else None
@@ -49,10 +50,11 @@ def scorer_of(served: LiveModel) -> TokenScorer:
     return scorer
 
 
-def scores_of(
+def token_logprobs(
     logits: "torch.Tensor", wanted: Sequence[int], candidates: int
-) -> Iterable[TokenScore]:
-    """Return the scores of the tokens `wanted` by the logits (tokens, vocabulary) before them."""
+) -> Iterable[TokenLogprob]:
+    """Yield the log-probabilities of the tokens `wanted` of a served answer, by the logits
+    (tokens, vocabulary) before them."""
     import torch
 
     rows = logits.float().log_softmax(-1)
@@ -63,16 +65,17 @@ def scores_of(
     best, ids = rows.topk(candidates)
     listed = zip(ids.tolist(), best.clamp(min=LOWEST).tolist(), strict=True)
     for value, (names, likely) in zip(values.clamp(min=LOWEST).tolist(), listed, strict=True):
-        yield TokenScore(value, tuple(zip(names, likely, strict=True)))
+        yield TokenLogprob(value, tuple(zip(names, likely, strict=True)))
 
 
-def as_openai(
+def openai_logprobs(
     tokenizer: "PreTrainedTokenizerFast",
     ids: Sequence[int],
-    scores: Sequence[TokenScore | None],
+    scores: Sequence[TokenLogprob | None],
     as_ids: bool,
 ) -> JsonObject:
-    """Return the field `logprobs` of a choice; the first token of a text has no score."""
+    """Return the field `logprobs` of a choice in an OpenAI answer; the first token of a text has
+    no score."""
     rust = tokenizer.backend_tokenizer
     tokens = set(ids)
     for known in filter(None, scores):
@@ -83,7 +86,7 @@ def as_openai(
         names = dict(zip(tokens, texts, strict=True))
     top: list[Json] = []
     for token, score in zip(ids, scores, strict=True):
-        top.append(score and _listed(names, token, score))
+        top.append(score and _candidates_by_name(names, token, score))
     return {
         "tokens": [names[token] for token in ids],
         "token_logprobs": [score and score.value for score in scores],
@@ -92,8 +95,9 @@ def as_openai(
     }
 
 
-def _listed(names: dict[int, str], token: int, score: TokenScore) -> dict[str, Json]:
-    """Return the candidates and the token itself by name; of two with one name, the likelier."""
+def _candidates_by_name(names: dict[int, str], token: int, score: TokenLogprob) -> dict[str, Json]:
+    """Return `top_logprobs` of one token: its candidates and itself by name; of two with one
+    name, the likelier."""
     listed: dict[str, Json] = {}
     for candidate, value in (*score.best, (token, score.value)):
         listed.setdefault(names[candidate], value)
@@ -101,9 +105,11 @@ def _listed(names: dict[int, str], token: int, score: TokenScore) -> dict[str, J
 
 
 def _text_offsets(rust: Any, ids: Sequence[int]) -> list[int]:
-    """Return the place in the text at which each token begins.
+    """Return `text_offset` of an OpenAI answer: the place in the text at which each token
+    begins.
 
-    A token that ends inside of a character gets no length; the token that ends the character does.
+    A token that ends inside of a character gets no length; the token that ends the character
+    does.
     """
     stream = DecodeStream([], skip_special_tokens=True)
     offsets: list[int] = []

@@ -10,14 +10,15 @@ from starlette.responses import Response
 FILE = Path(__file__).with_name("page.html")
 
 
-def page() -> Response:
-    """Return the page, with headers that let it run its own script and ask only this server."""
+def chat_page() -> Response:
+    """Return the page to talk to the served model, with headers that let it run its own script
+    and ask only this server."""
     text = FILE.read_text("utf-8")
     policy = "; ".join(
         (
             "default-src 'none'",
-            f"script-src {_digest(text, 'script')}",
-            f"style-src {_digest(text, 'style')}",
+            f"script-src {_inline_digest(text, 'script')}",
+            f"style-src {_inline_digest(text, 'style')}",
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",
@@ -34,8 +35,9 @@ def page() -> Response:
     return Response(text, media_type="text/html", headers=headers)
 
 
-def _digest(text: str, tag: str) -> str:
-    """Return the source that a policy gives for the content of the one inline element of a kind."""
+def _inline_digest(text: str, tag: str) -> str:
+    """Return the source that the Content-Security-Policy of the page gives for its one inline
+    element of a kind."""
     (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     digest = hashlib.sha256(content.encode()).digest()
     return f"'sha256-{b64encode(digest).decode()}'"

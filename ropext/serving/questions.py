@@ -15,15 +15,15 @@ import numpy as np
 from ropext.base.errors import InputError
 from ropext.base.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
 from ropext.models.tokenizer import panics_refused
-from ropext.serving.logprobs import MOST_CANDIDATES, Details
-from ropext.serving.messages import rendered
-from ropext.serving.refusals import Refusal
-from ropext.serving.served import LiveModel
+from ropext.serving.logprobs import MOST_CANDIDATES, CompletionDetails
+from ropext.serving.messages import rendered_chat
+from ropext.serving.refusals import RefusedRequest
+from ropext.serving.served import ServedModel
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-Body = JsonObject
+RequestBody = JsonObject
 DEFAULT_COMPLETION = 16  # tokens of /v1/completions where max_tokens is not given, as OpenAI's
 MOST_PROMPTS = 2048  # as OpenAI's
 MOST_SCORED = 1 << 17  # tokens with log-probabilities, which take about 2 KiB each in memory
@@ -66,8 +66,8 @@ CUT_MARGIN = 256
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A client's checked question with all settings of its answer."""
+class CompletionRequest:
+    """A client's checked prompt, with all settings of its answer."""
 
     id: str
     is_chat: bool
@@ -77,38 +77,39 @@ class Turn:
     seed: int | None
     stream: bool
     with_usage: bool
-    details: Details
+    details: CompletionDetails
 
     @property
     def most(self) -> int:
-        """The most tokens that the answer may have."""
+        """The most tokens that the answer to this request may have."""
         return int(self.settings.max_new_tokens or 0)
 
     @property
     def scored(self) -> int:
-        """The most tokens of which the answer lists log-probabilities."""
+        """The most tokens of which the answer to this request lists log-probabilities."""
         if self.details.candidates is None:
             return 0
         return self.most + (0 if self.details.echo is None else len(self.ids))
 
 
-def parsed(served: LiveModel, data: bytes) -> Body:
-    """Parse a request. Count its values first, because nothing else runs while JSON is parsed."""
+def parse_request(served: ServedModel, data: bytes) -> RequestBody:
+    """Parse the JSON body of a client's request. Count its values first, because nothing else
+    runs while JSON is parsed."""
     containers, commas = _values(data)
     most_containers = max(CONTAINER_LIMIT, served.limit)
     if containers > most_containers:
-        raise Refusal(f"the request holds more than {most_containers:,} objects and arrays")
+        raise RefusedRequest(f"the request holds more than {most_containers:,} objects and arrays")
     most_values = CONTAINER_LIMIT + 4 * served.limit
     if commas > most_values:
-        raise Refusal(f"the request holds more than {most_values:,} values")
+        raise RefusedRequest(f"the request holds more than {most_values:,} values")
     try:
         return parse_object(data, "the request", containers=len(data))
     except InputError as error:
-        raise Refusal(str(error)) from None
+        raise RefusedRequest(str(error)) from None
 
 
 def _values(data: bytes) -> tuple[int, int]:
-    """Count the objects and arrays of a JSON text, and its commas, outside of strings."""
+    """Count the objects and arrays of a request's JSON text, and its commas, outside of strings."""
     text = data.replace(rb"\\", b"").replace(rb"\"", b"")
     codes = np.frombuffer(text, np.uint8)
     outside = ~np.logical_xor.accumulate(codes == ord('"'))
@@ -117,24 +118,28 @@ def _values(data: bytes) -> tuple[int, int]:
     return int(np.count_nonzero(brackets & outside)), int(np.count_nonzero(commas & outside))
 
 
-def questions_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> list[Turn]:
-    """Check a request and turn its prompts into tokens: one prompt, or a list of them for
-    /v1/completions."""
+def completion_requests(
+    served: ServedModel, body: RequestBody, name: str, is_chat: bool
+) -> list[CompletionRequest]:
+    """Check the body of a posted request and turn its prompts into tokens: one prompt, or a list
+    of them for /v1/completions."""
     check_model(served, body.get("model"))
     refused = {**NOT_DONE, **NOT_IN_CHATS} if is_chat else NOT_DONE
     for key, nothing in refused.items():
         if body.get(key) not in nothing:
-            raise Refusal(f"{key}={str(body[key])[:60]} is not supported by ropext serve", 400, key)
+            raise RefusedRequest(
+                f"{key}={str(body[key])[:60]} is not supported by ropext serve", 400, key
+            )
     if is_chat:
-        return [_question_of(served, body, name, is_chat)]
+        return [_completion_request(served, body, name, is_chat)]
     turns = [
-        _question_of(served, {**body, "prompt": prompt}, name, is_chat)
+        _completion_request(served, {**body, "prompt": prompt}, name, is_chat)
         for prompt in _prompts(body.get("prompt"))
     ]
     scored = sum(turn.scored for turn in turns)
     most = max(MOST_SCORED, served.limit)
     if scored > most:
-        raise Refusal(
+        raise RefusedRequest(
             f"the request asks for logprobs of {scored:,} tokens, more than {most:,}; send fewer "
             "prompts at once",
             400,
@@ -144,28 +149,30 @@ def questions_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> lis
 
 
 def _prompts(given: Json) -> list[Json]:
-    """Return the prompts of a request: a list of texts or of lists holds several, a list of token
-    ids is one."""
+    """Return the prompts of a posted request: a list of texts or of lists holds several, a list
+    of token ids is one."""
     if not isinstance(given, list) or not given or not isinstance(given[0], str | list):
         return [given]
     if len(given) > MOST_PROMPTS:
-        raise Refusal(
+        raise RefusedRequest(
             f"prompt holds {len(given):,} prompts, more than {MOST_PROMPTS}", 400, "prompt"
         )
     return given
 
 
-def _question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Turn:
-    """Check a request with one prompt and turn the prompt into tokens."""
+def _completion_request(
+    served: ServedModel, body: RequestBody, name: str, is_chat: bool
+) -> CompletionRequest:
+    """Check the body of a posted request with one prompt, and turn the prompt into tokens."""
     ids = prompt_ids(served, body, is_chat)
     if not ids:
-        raise Refusal("the prompt is empty", 400, "messages" if is_chat else "prompt")
+        raise RefusedRequest("the prompt is empty", 400, "messages" if is_chat else "prompt")
     settings = _settings(served, body)
     settings.max_new_tokens = _room(served, body, len(ids), is_chat)
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise Refusal("stream_options must be an object", 400, "stream_options")
-    return Turn(
+        raise RefusedRequest("stream_options must be an object", 400, "stream_options")
+    return CompletionRequest(
         id=name,
         is_chat=is_chat,
         ids=ids,
@@ -174,26 +181,28 @@ def _question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Tur
         seed=_integer(body, "seed", -LARGEST_SEED, LARGEST_SEED),
         stream=bool(body.get("stream")),
         with_usage=bool(options.get("include_usage")),
-        details=Details() if is_chat else _details(served, body, ids),
+        details=CompletionDetails() if is_chat else _details(served, body, ids),
     )
 
 
-def _details(served: LiveModel, body: Body, ids: Sequence[int]) -> Details:
-    """Read what an answer of /v1/completions contains in addition to the model's text."""
+def _details(served: ServedModel, body: RequestBody, ids: Sequence[int]) -> CompletionDetails:
+    """Read what a request wants in the answer of /v1/completions in addition to the model's
+    text."""
     echo = None
     if body.get("echo"):
         echo = served.tokenizer.backend_tokenizer.decode(list(ids))
     candidates = None
     if body.get("logprobs") is not False:
         candidates = _integer(body, "logprobs", 0, MOST_CANDIDATES)
-    return Details(echo, candidates, bool(body.get("return_tokens_as_token_ids")))
+    return CompletionDetails(echo, candidates, bool(body.get("return_tokens_as_token_ids")))
 
 
-def check_model(served: LiveModel, name: Json) -> None:
-    """Refuse a request that names another model; a request without a name means the one model."""
+def check_model(served: ServedModel, name: Json) -> None:
+    """Refuse a request that names another model than the served one; a request without a name
+    means that one."""
     if name is not None and name not in served.names:
         names = " and ".join(map(repr, served.names))
-        raise Refusal(
+        raise RefusedRequest(
             f"The model {str(name)[:200]!r} does not exist; this server has {names}",
             404,
             "model",
@@ -201,10 +210,11 @@ def check_model(served: LiveModel, name: Json) -> None:
         )
 
 
-def prompt_ids(served: LiveModel, body: Body, is_chat: bool) -> tuple[int, ...]:
-    """Return the tokens of a request's messages (through the chat template), or of its prompt."""
+def prompt_ids(served: ServedModel, body: RequestBody, is_chat: bool) -> tuple[int, ...]:
+    """Return the tokens of a posted request's messages (through the chat template), or of its
+    prompt."""
     if is_chat:
-        text = rendered(served, body)
+        text = rendered_chat(served, body)
         return tuple(_encoded(served, text, False, "messages"))
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -214,12 +224,14 @@ def prompt_ids(served: LiveModel, body: Body, is_chat: bool) -> tuple[int, ...]:
     last = served.vocabulary - 1
     if isinstance(prompt, list) and all(type(t) is int and 0 <= t <= last for t in prompt):
         return tuple(prompt)
-    raise Refusal(
+    raise RefusedRequest(
         f"prompt must be a text, token ids from 0 to {last}, or a list of these", 400, "prompt"
     )
 
 
-def _encoded(served: LiveModel, text: str, special: bool, param: str) -> list[int]:
+def _encoded(served: ServedModel, text: str, special: bool, param: str) -> list[int]:
+    """Encode the text of a posted prompt; refuse it if it is longer than the served model's
+    context."""
     if len(text) > served.most_bytes:  # a chat template can make much of little
         raise _too_long(served, f"your {param} have {len(text)} characters", param)
     clean = text.encode("utf-8", "replace").decode()  # JSON can escape half of a surrogate pair
@@ -234,13 +246,13 @@ def _encoded(served: LiveModel, text: str, special: bool, param: str) -> list[in
             if len(clean) > size:
                 ids = served.tokenizer(clean, add_special_tokens=bool(special))["input_ids"]
     except InputError as error:
-        raise Refusal(str(error), 400, param) from None
+        raise RefusedRequest(str(error), 400, param) from None
     return list(ids)
 
 
-def _room(served: LiveModel, body: Body, asked: int, is_chat: bool) -> int:
-    """Return the most tokens of the answer; refuse in OpenAI's words a question that does not
-    fit."""
+def _room(served: ServedModel, body: RequestBody, asked: int, is_chat: bool) -> int:
+    """Return the most tokens of a request's answer; refuse in OpenAI's words a prompt that does
+    not fit."""
     part = "messages" if is_chat else "prompt"
     least = 0 if body.get("echo") else 1
     wanted = _integer(body, "max_completion_tokens", least, None)
@@ -258,8 +270,9 @@ def _room(served: LiveModel, body: Body, asked: int, is_chat: bool) -> int:
     return served.limit - asked if wanted is None else int(wanted)
 
 
-def _too_long(served: LiveModel, what: str, part: str) -> Refusal:
-    return Refusal(
+def _too_long(served: ServedModel, what: str, part: str) -> RefusedRequest:
+    """Return the refusal of a prompt that exceeds the served model's context, in OpenAI's words."""
+    return RefusedRequest(
         f"This model's maximum context length is {served.limit} tokens. However, {what}. "
         f"Please reduce the length of the {part} or completion.",
         400,
@@ -268,9 +281,9 @@ def _too_long(served: LiveModel, what: str, part: str) -> Refusal:
     )
 
 
-def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
-    """Build the sampling settings: the model's own, then the request's in transformers' names, then
-    OpenAI's."""
+def _settings(served: ServedModel, body: RequestBody) -> "GenerationConfig":
+    """Build the sampling settings of a request: the served model's own, then the request's in
+    transformers' names, then OpenAI's."""
     settings: GenerationConfig = copy.deepcopy(served.model.generation_config)
     settings.num_beams = settings.num_return_sequences = 1
     settings.return_dict_in_generate = False
@@ -289,7 +302,7 @@ def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
             setattr(settings, name, value)
     temperature = settings.temperature
     if temperature and temperature < COLDEST:
-        raise Refusal(f"temperature must be 0, or at least {COLDEST}", 400, "temperature")
+        raise RefusedRequest(f"temperature must be 0, or at least {COLDEST}", 400, "temperature")
     top_k = _integer(stated, "top_k", -1, None)
     if top_k is not None:
         settings.top_k = max(top_k, 0)
@@ -305,9 +318,9 @@ def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
     return settings
 
 
-def _generation_config(body: Body) -> dict[str, Json]:
-    """Read the sampling settings and the length from the GenerationConfig that `transformers chat`
-    sends as JSON in a string."""
+def _generation_config(body: RequestBody) -> dict[str, Json]:
+    """Read the sampling settings and the length from the GenerationConfig that `transformers
+    chat` posts as JSON in a string."""
     text = body.get("generation_config")
     if text is None:
         return {}
@@ -316,13 +329,13 @@ def _generation_config(body: Body) -> dict[str, Json]:
         names = (*RANGES, "top_k", "do_sample", "max_new_tokens")
         return {name: given[name] for name in names if given.get(name) is not None}
     except (TypeError, ValueError, AttributeError, RecursionError):
-        raise Refusal(
+        raise RefusedRequest(
             "generation_config must be a JSON object in a string", 400, "generation_config"
         ) from None
 
 
-def _bias(served: LiveModel, given: Json) -> dict[tuple[int, ...], float]:
-    """Read OpenAI's logit_bias and return it by tokens."""
+def _bias(served: ServedModel, given: Json) -> dict[tuple[int, ...], float]:
+    """Read a request's `logit_bias` in OpenAI's form and return it by tokens."""
     bias: dict[tuple[int, ...], float] = {}
     try:
         for token, value in given.items():
@@ -332,32 +345,36 @@ def _bias(served: LiveModel, given: Json) -> dict[tuple[int, ...], float]:
     inside = all(0 <= token < served.vocabulary for (token,) in bias)
     if not bias or not inside or not all(abs(value) <= LARGEST_BIAS for value in bias.values()):
         words = f"logit_bias must be numbers from -{LARGEST_BIAS} to {LARGEST_BIAS} by token ids"
-        raise Refusal(words, 400, "logit_bias")
+        raise RefusedRequest(words, 400, "logit_bias")
     return bias
 
 
 def _stop_words(given: Json) -> tuple[str, ...]:
+    """Read a request's `stop`, one text or several."""
     words = [given] if isinstance(given, str) else given or []
     right = isinstance(words, list) and all(isinstance(word, str) and word for word in words)
     if not right or len(words) > MOST_STOPS:
-        raise Refusal(f"stop must be a text, or at most {MOST_STOPS} texts", 400, "stop")
+        raise RefusedRequest(f"stop must be a text, or at most {MOST_STOPS} texts", 400, "stop")
     return tuple(words)
 
 
-def _number(body: Body, name: str, low: float, high: float) -> float | None:
+def _number(body: RequestBody, name: str, low: float, high: float) -> float | None:
+    """Read a number from a request's body, None if it is not given; refuse one out of range."""
     value = body.get(name)
     if value is None:
         return None
     if type(value) not in (int, float) or not low <= value <= high:
-        raise Refusal(f"{name} must be a number from {low:g} to {high:g}", 400, name)
+        raise RefusedRequest(f"{name} must be a number from {low:g} to {high:g}", 400, name)
     return float(value)
 
 
-def _integer(body: Body, name: str, low: int, high: int | None) -> int | None:
+def _integer(body: RequestBody, name: str, low: int, high: int | None) -> int | None:
+    """Read a whole number from a request's body, None if it is not given; refuse one out of
+    range."""
     value = body.get(name)
     if value is None:
         return None
     if type(value) is not int or value < low or (high is not None and value > high):
         range_text = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise Refusal(f"{name} must be a whole number {range_text}", 400, name)
+        raise RefusedRequest(f"{name} must be a whole number {range_text}", 400, name)
     return value

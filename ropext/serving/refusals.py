@@ -1,8 +1,9 @@
 """Define the refusal of a request, in OpenAI's form."""
 
 
-class Refusal(Exception):
-    """A request that gets no answer: an HTTP status, and a sentence in OpenAI's form."""
+class RefusedRequest(Exception):
+    """An HTTP request that `ropext serve` does not answer: a status, and a sentence in OpenAI's
+    form."""
 
     def __init__(self, message: str, status: int = 400, param: str = "", code: str = "") -> None:
         super().__init__(message)

@@ -29,8 +29,8 @@ PROBE = 32  # tokens that are read in two ways, once with a cache that was cut i
 
 
 @dataclass(frozen=True)
-class LiveModel:
-    """A model in memory, with the names that requests give it."""
+class ServedModel:
+    """A model in memory that `ropext serve` answers with, and the names that requests give it."""
 
     names: tuple[str, ...]
     model: Any  # of transformers, with `generate`
@@ -44,17 +44,17 @@ class LiveModel:
 
     @property
     def name(self) -> str:
-        """The name in answers: the first one."""
+        """The name of the served model in answers: the first one."""
         return self.names[0]
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes that a request may have; no prompt that fits has more."""
+        """The most bytes that a client's request may have; no prompt that fits has more."""
         return 64 * self.limit + (1 << 20)
 
     @property
     def vocabulary(self) -> int:
-        """The number of rows of the input embedding."""
+        """The number of rows of the served model's input embedding."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
 
@@ -75,9 +75,11 @@ class ServeOptions:
 SHORTEST_PIECE = 2048  # tokens; between two pieces a client that has gone is noticed
 
 
-def load(wish: ServeOptions, how: DocumentOptions, say: Say = no_messages) -> LiveModel:
-    """Load a causal language model and its tokenizer, and extend it in memory if the options ask
-    for it."""
+def load_served_model(
+    wish: ServeOptions, how: DocumentOptions, say: Say = no_messages
+) -> ServedModel:
+    """Load the causal language model and tokenizer that `ropext serve` answers with, and extend
+    it in memory if the options ask for it."""
     snapshot = open_snapshot(wish.directory, revision=wish.revision)
     snapshot = replace(snapshot, name=wish.name)
     stated = None if wish.extend is None else wish.extend.context
@@ -115,7 +117,7 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = no_messages) -> Li
     if not continues:
         say("this model's cache cannot be read on from: each question is read from its start")
     by = _extension(snapshot) if plan is None else plan
-    return LiveModel(
+    return ServedModel(
         names=wish.served_names or (wish.name,),
         model=model,
         tokenizer=tokenizer,
@@ -129,7 +131,7 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = no_messages) -> Li
 
 
 def _extension(snapshot: Snapshot) -> Record | None:
-    """Return the record of how a checkpoint was extended, if this ropext can read it."""
+    """Return the record of how the served checkpoint was extended, if this ropext can read it."""
     try:
         return record_in(snapshot)
     except InputError:
@@ -137,7 +139,7 @@ def _extension(snapshot: Snapshot) -> Record | None:
 
 
 def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
-    """Return the transformers model (with its LoRA layers inside), extended by the plan."""
+    """Return the model to serve (with its LoRA layers inside), extended by the plan."""
     from ropext.models.patching import apply_plan, base_model
 
     if plan is not None:
@@ -146,7 +148,8 @@ def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
 
 
 def continues_after_cut(model: Any) -> bool:
-    """Return whether a cache that was cut in the middle and read on gives the logits of one pass.
+    """Return whether the served model's KV cache, cut in the middle and read on, gives the
+    logits of one pass.
 
     Layers with a running state do not.
     """
@@ -172,14 +175,14 @@ def continues_after_cut(model: Any) -> bool:
 
 
 def new_cache(model: Any) -> "Cache":
-    """Return an empty cache of the kind that this model's layers need."""
+    """Return an empty KV cache of the kind that the served model's layers need."""
     from transformers import DynamicCache
 
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
-def model_card(served: LiveModel, name: str, created: int) -> JsonObject:
-    """Return the entry of /v1/models for one of the model's names."""
+def model_card(served: ServedModel, name: str, created: int) -> JsonObject:
+    """Return the entry of /v1/models for one of the served model's names."""
     return {
         "id": name,
         "object": "model",

@@ -24,8 +24,9 @@ PARTS = (
 PACKAGES = ("starlette", "uvicorn")
 
 
-def check_parts() -> None:
-    """Refuse to serve without the packages, or with a transformers that has moved its parts."""
+def check_transformers_parts() -> None:
+    """Refuse to serve without starlette and uvicorn, or with a transformers that has moved the
+    parts of its server."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(

@@ -27,13 +27,13 @@ from ropext.base.narration import Say
 from ropext.evaluation.forward import TokenScorer
 from ropext.models.load import silenced
 from ropext.models.tokenizer import ask
-from ropext.serving.logprobs import TokenScore, as_openai, scorer_of, scores_of
-from ropext.serving.questions import Body, Turn, questions_of
-from ropext.serving.refusals import Refusal
-from ropext.serving.served import LiveModel, new_cache
+from ropext.serving.logprobs import TokenLogprob, logprob_scorer, openai_logprobs, token_logprobs
+from ropext.serving.questions import CompletionRequest, RequestBody, completion_requests
+from ropext.serving.refusals import RefusedRequest
+from ropext.serving.served import ServedModel, new_cache
 
 MOST_WAITING = 64  # questions; the server refuses more
-Item = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answer
+AnswerPiece = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answer
 
 
 class ChildParser:
@@ -45,25 +45,27 @@ class ChildParser:
 
     initial_events: Sequence[Json] = ()  # they come with the events of the first piece
 
-    def __init__(self, served: LiveModel, ids: Sequence[int]) -> None:
+    def __init__(self, served: ServedModel, ids: Sequence[int]) -> None:
         self.served = served
         self.ids = ids  # the prompt's
         # until the first call
         self.template = get_response_template(served.tokenizer, served.model)
 
     def feed(self, text: str) -> Json:
-        """Return the events of the next piece."""
+        """Return the events (text, thoughts, tool calls) of the next piece of a served answer."""
         try:
-            return self._asked(text, ends=False)
+            return self._parse_answer(text, ends=False)
         except ValueError as error:
-            raise self._failed(error) from None
+            raise self._template_refusal(error) from None
 
     def finalize(self) -> tuple[Json, Json]:
-        """Return the last events; the streamer reads a ValueError as an answer that was cut
-        short."""
-        return {}, self._asked("", ends=True)
+        """Return the last events of a served answer; the streamer reads a ValueError as an
+        answer that was cut short."""
+        return {}, self._parse_answer("", ends=True)
 
-    def _asked(self, text: str, ends: bool) -> Json:
+    def _parse_answer(self, text: str, ends: bool) -> Json:
+        """Return the child's events for a piece of a served answer; the first call also sends
+        the template and the prompt."""
         question: dict[str, Json] = {"template": None, "prompt": "", "text": text, "ends": ends}
         if self.template is not None:
             question["template"] = self.template
@@ -72,14 +74,16 @@ class ChildParser:
         try:
             return ask("parse", question)
         except TimeoutError as error:
-            raise self._failed(error) from None
+            raise self._template_refusal(error) from None
 
-    def _failed(self, error: Exception) -> Refusal:
+    def _template_refusal(self, error: Exception) -> RefusedRequest:
+        """Return the refusal of a request whose answer the response template cannot parse."""
         sentence = f"the response template of {self.served.name} fails on this answer: {error}"
-        return Refusal(sentence, 500)
+        return RefusedRequest(sentence, 500)
 
 
-def _check_template(served: LiveModel) -> None:
+def _check_response_template(served: ServedModel) -> None:
+    """Refuse to serve a model whose response_template in tokenizer_config.json is wrong."""
     template = get_response_template(served.tokenizer, served.model)
     if template is None:
         return
@@ -92,15 +96,15 @@ def _check_template(served: LiveModel) -> None:
         ) from None
 
 
-class TurnStreamer(DirectStreamer):
+class AnswerStreamer(DirectStreamer):
     """transformers' streamer, which also holds back the possible beginning of a stop word, and ends
     at a stop word."""
 
-    def __init__(self, served: LiveModel, question: Turn) -> None:
+    def __init__(self, served: ServedModel, question: CompletionRequest) -> None:
         parser = None
         if question.is_chat and get_response_template(served.tokenizer, served.model) is not None:
             parser = ChildParser(served, question.ids)
-        self.items = asyncio.Queue[Item]()  # the pieces of the answer, for the client
+        self.items = asyncio.Queue[AnswerPiece]()  # the pieces of the answer, for the client
         self.stop = question.stop
         self.decoded = ""  # before stop words are looked for
         self.held = ""
@@ -114,12 +118,13 @@ class TurnStreamer(DirectStreamer):
         super().__init__(rust, loop, self.items, response_parser=parser)  # type: ignore[arg-type]
 
     @property
-    def has_left(self) -> bool:
-        """Whether the client has disconnected."""
+    def client_has_left(self) -> bool:
+        """Return whether the client of this answer has disconnected."""
         return bool(self._cancelled.is_set())
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the next token; ignore tokens that a GPU made after a stop word."""
+        """Take the next token of a served answer; ignore tokens that a GPU made after a stop
+        word."""
         if self.stopped:
             return
         is_prompt = self._first
@@ -128,17 +133,20 @@ class TurnStreamer(DirectStreamer):
             self.ids.extend(value.tolist())
 
     def end(self) -> None:
-        """End the answer, with the bytes of a character that the last token left unfinished."""
+        """End a served answer, with the bytes of a character that the last token left
+        unfinished."""
         if self._parser is None:
             text = self._tokenizer.decode(self.ids, skip_special_tokens=True)
             if text.startswith(self.decoded):
-                self._pass_on(text[len(self.decoded) :])
+                self._send_before_stop_word(text[len(self.decoded) :])
         super().end()
 
-    def _enqueue(self, item: Item) -> None:
+    def _enqueue(self, item: AnswerPiece) -> None:
+        """Put a piece of the answer into the client's queue, except text that may begin a stop
+        word."""
         if type(item) is str:
             self.decoded += item
-            self._pass_on(item)
+            self._send_before_stop_word(item)
             return
         if self.held and not self.stopped:
             super()._enqueue(self.held)
@@ -150,7 +158,7 @@ class TurnStreamer(DirectStreamer):
         """Tell the client that the answer is complete; the log-probabilities come after `end`."""
         super()._enqueue(None)
 
-    def _pass_on(self, text: str) -> None:
+    def _send_before_stop_word(self, text: str) -> None:
         """Send the text before a stop word to the client; hold back text that can begin one."""
         if self.stopped:
             return
@@ -161,18 +169,19 @@ class TurnStreamer(DirectStreamer):
             end = min(places)
             self.held = ""
         else:
-            end = len(text) - _beginning(text, self.stop)
+            end = len(text) - _stop_word_beginning(text, self.stop)
             self.held = text[end:]
         if end:
             super()._enqueue(text[:end])
 
     def fail(self, sentence: str) -> None:
-        """End the answer with an error."""
+        """End a client's answer with an error."""
         super()._enqueue(_StreamError(sentence))
 
 
-def _beginning(text: str, words: Sequence[str]) -> int:
-    """Return how many of the last characters of a text are the beginning of one of the words."""
+def _stop_word_beginning(text: str, words: Sequence[str]) -> int:
+    """Return how many of the last characters of a served answer are the beginning of one of the
+    stop words."""
     most = max((len(word) for word in words), default=1) - 1
     for count in range(min(most, len(text)), 0, -1):
         if any(word.startswith(text[-count:]) for word in words):
@@ -183,22 +192,24 @@ def _beginning(text: str, words: Sequence[str]) -> int:
 class StopWord(StoppingCriteria):
     """A criterion that ends a generation after its streamer has seen a stop word."""
 
-    def __init__(self, streamer: TurnStreamer) -> None:
+    def __init__(self, streamer: AnswerStreamer) -> None:
         self.streamer = streamer
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **rest: Any) -> torch.Tensor:
+        """Return, for each row that `generate` writes, whether its answer has met a stop word."""
         return torch.full((len(input_ids),), self.streamer.stopped, device=input_ids.device)
 
 
-class KeptCache:
-    """The cache of the last question and its answer."""
+class PromptCache:
+    """The KV cache of the last prompt that the server answered, with its answer."""
 
     def __init__(self) -> None:
         self.cache: Cache | None = None
         self.tokens: list[int] = []  # that it holds
 
     def take(self, model: Any, ids: Sequence[int]) -> tuple[Cache, int]:
-        """Return a cache that holds the longest common beginning, and the number of its tokens.
+        """Return a KV cache that holds the longest beginning which this prompt shares with the
+        last one, and the number of its tokens.
 
         At least one token remains to be read.
         """
@@ -220,65 +231,66 @@ class KeptCache:
         return cache, common
 
     def keep(self, cache: Cache, tokens: list[int]) -> None:
-        """Keep a cache of these tokens; if the model did not read the last one, keep it for those
-        before."""
+        """Keep a KV cache of these tokens for the next prompt; if the model did not read the
+        last one, keep it for those before."""
         self.cache = cache
         self.tokens = tokens[: cache.get_seq_length()]
 
     def forget(self) -> None:
-        """Free the memory of the cache."""
+        """Free the memory of the KV cache of the last answered prompt."""
         self.cache = None
         self.tokens = []
 
 
-class Worker:
-    """A thread that answers one question after the other."""
+class AnswerThread:
+    """A thread of the server that answers one client's prompt after the other."""
 
-    def __init__(self, served: LiveModel, say: Say) -> None:
+    def __init__(self, served: ServedModel, say: Say) -> None:
         self.served = served
         self.say = say
-        self.questions = SimpleQueue[tuple[Turn, TurnStreamer]]()
-        self.kept = KeptCache()
+        self.questions = SimpleQueue[tuple[CompletionRequest, AnswerStreamer]]()
+        self.kept = PromptCache()
         self.lock = threading.Lock()
         self.waiting = 0
         # One thread for all: CUDA graphs of `torch.compile` belong to the thread that made them.
-        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread = threading.Thread(target=self._answer_questions, daemon=True)
         self.thread.start()
 
-    def ask(self, question: Turn) -> TurnStreamer:
-        """Put a question into the line; its answer comes through the streamer's queue."""
+    def ask(self, question: CompletionRequest) -> AnswerStreamer:
+        """Put a client's prompt into the line; its answer comes through the streamer's queue."""
         if not self.thread.is_alive():
-            raise Refusal("the thread that answers has ended; restart the server", 503)
-        streamer = TurnStreamer(self.served, question)
+            raise RefusedRequest("the thread that answers has ended; restart the server", 503)
+        streamer = AnswerStreamer(self.served, question)
         with self.lock:
             before = self.waiting
             if before < MOST_WAITING:
                 self.waiting += 1
         if before >= MOST_WAITING:
-            raise Refusal(f"{before} questions are waiting; ask again later", 503)
+            raise RefusedRequest(f"{before} questions are waiting; ask again later", 503)
         place = f", {before} before it" if before else ""
         self.say(f"{question.id}: {len(question.ids):,} tokens{place}")
         self.questions.put((question, streamer))
         return streamer
 
     def check(self) -> None:
-        """Refuse a model that cannot answer, because its response template or its own settings
-        fail.
+        """Refuse to serve a model that cannot answer, because its response template or its own
+        settings fail.
 
-        Try two short questions, with these settings and without sampling.
+        Try two short prompts, with these settings and without sampling.
         """
-        _check_template(self.served)
+        _check_response_template(self.served)
         with silenced():
-            asyncio.run(self._tried({}))
-            asyncio.run(self._tried({"temperature": 0}))
+            asyncio.run(self._answer_trial({}))
+            asyncio.run(self._answer_trial({"temperature": 0}))
         self.kept.forget()
 
-    async def _tried(self, settings: Body) -> None:
+    async def _answer_trial(self, settings: RequestBody) -> None:
+        """Answer a prompt of one token; refuse to serve a model that fails on it."""
         name = self.served.name
         try:
             body = {"prompt": [0], "max_tokens": 2, **settings}
-            (question,) = questions_of(self.served, body, "trial", is_chat=False)
-            self._generate(question, TurnStreamer(self.served, question))
+            (question,) = completion_requests(self.served, body, "trial", is_chat=False)
+            self._generate_answer(question, AnswerStreamer(self.served, question))
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
             raise InputError(
@@ -286,21 +298,22 @@ class Worker:
                 "generation_config.json sets this, remove the setting"
             ) from error
 
-    def _work(self) -> None:
+    def _answer_questions(self) -> None:
+        """Answer the waiting prompts of clients, one after the other, until the server ends."""
         while True:
             question, streamer = self.questions.get()
-            self._answer(question, streamer)
+            self._answer_question(question, streamer)
             # frees their memory while the thread waits for the next question
             del question, streamer
 
-    def _answer(self, question: Turn, streamer: TurnStreamer) -> None:
-        """Answer on the thread; whatever fails, the next question gets its turn."""
+    def _answer_question(self, question: CompletionRequest, streamer: AnswerStreamer) -> None:
+        """Answer a client's prompt on the thread; whatever fails, the next prompt gets its turn."""
         try:
-            if not streamer.has_left:
-                self._generate(question, streamer)
+            if not streamer.client_has_left:
+                self._generate_answer(question, streamer)
         except _GenerationCancelled:
             pass
-        except (Refusal, InputError) as error:
+        except (RefusedRequest, InputError) as error:
             streamer.fail(str(error))
         except BaseException as error:  # a bug, no memory, a panic of `tokenizers`: the log has it
             self.kept.forget()
@@ -309,40 +322,42 @@ class Worker:
         finally:
             with self.lock:
                 self.waiting -= 1
-            left = ", its client has gone" if streamer.has_left else ""
+            left = ", its client has gone" if streamer.client_has_left else ""
             read = len(question.ids) - streamer.kept
             self.say(
                 f"{question.id}: {streamer.kept:,} tokens kept, {read:,} read, "
                 f"{len(streamer.ids):,} written{left}"
             )
 
-    def _generate(self, question: Turn, streamer: TurnStreamer) -> None:
-        """Write the answer, with the log-probabilities that the question asks for."""
+    def _generate_answer(self, question: CompletionRequest, streamer: AnswerStreamer) -> None:
+        """Write the answer to a client's prompt, with the log-probabilities that the request
+        asks for."""
         details = question.details
-        scores: list[TokenScore | None] = []
+        scores: list[TokenLogprob | None] = []
         if details.candidates is not None and details.echo is not None:
-            scores = [None, *self._scores(question, question.ids, 1, streamer)]
+            scores = [None, *self._prompt_logprobs(question, question.ids, 1, streamer)]
         if question.most:
-            self._write(question, streamer)
+            self._generate_tokens(question, streamer)
         if scores:
             streamer.kept = 0  # the prompt was read for its scores
         if details.candidates is not None:
             ids = [*question.ids, *streamer.ids]
-            scores += self._scores(question, ids, len(question.ids), streamer)
+            scores += self._prompt_logprobs(question, ids, len(question.ids), streamer)
             scored = ids[len(ids) - len(scores) :]
             tokenizer = self.served.tokenizer
-            streamer.logprobs = as_openai(tokenizer, scored, scores, details.as_ids)
+            streamer.logprobs = openai_logprobs(tokenizer, scored, scores, details.as_ids)
         streamer.close()
 
-    def _scores(
-        self, question: Turn, ids: Sequence[int], first: int, streamer: TurnStreamer
-    ) -> list[TokenScore]:
-        """Return the scores of the tokens from `first` on, each by all tokens before it.
+    def _prompt_logprobs(
+        self, question: CompletionRequest, ids: Sequence[int], first: int, streamer: AnswerStreamer
+    ) -> list[TokenLogprob]:
+        """Return the log-probabilities of a request's tokens from `first` on, each by all tokens
+        before it.
 
-        A kept cache holds the tokens that were read already, as after an answer.
+        A kept KV cache holds the tokens that were read already, as after an answer.
         """
         read = np.asarray(ids[:-1], np.int32)
-        scores: list[TokenScore] = []
+        scores: list[TokenLogprob] = []
         if first > len(read):
             return scores
         cache: Cache | None = None
@@ -351,23 +366,25 @@ class Worker:
             cache, kept = self.kept.take(self.served.model, ids[:first])
         with torch.no_grad():
             for begin, logits in self.scorer.logits(read[kept:], first - 1 - kept, cache):
-                if streamer.has_left:
+                if streamer.client_has_left:
                     raise _GenerationCancelled
                 start = max(first, kept + begin + 1)
                 end = kept + begin + 1 + len(logits)
                 rows = logits[start - end :]
-                scores += scores_of(rows, ids[start:end], question.details.candidates or 0)
+                scores += token_logprobs(rows, ids[start:end], question.details.candidates or 0)
         if cache is not None:
             self.kept.keep(cache, list(ids))
         return scores
 
     @cached_property
     def scorer(self) -> TokenScorer:
-        """Return what computes log-probabilities, made for the first question that asks for
-        them."""
-        return scorer_of(self.served)
+        """Return the scorer of log-probabilities, made for the first request that asks for
+        `logprobs`."""
+        return logprob_scorer(self.served)
 
-    def _write(self, question: Turn, streamer: TurnStreamer) -> None:
+    def _generate_tokens(self, question: CompletionRequest, streamer: AnswerStreamer) -> None:
+        """Generate the tokens of a served answer, from the kept cache of the last prompt if they
+        share a beginning."""
         model = self.served.model
         ids = torch.tensor([question.ids], device=model.device)
         if question.seed is not None:
@@ -383,19 +400,19 @@ class Worker:
             return
         cache, streamer.kept = self.kept.take(model, question.ids)
         try:
-            self._read(ids, cache, streamer)
+            self._read_prompt(ids, cache, streamer)
             model.generate(ids, past_key_values=cache, **how)
         finally:
             if cache.get_seq_length():
                 self.kept.keep(cache, [*question.ids, *streamer.ids])
 
-    def _read(self, ids: torch.Tensor, cache: Cache, streamer: TurnStreamer) -> None:
-        """Read all of a long prompt except its last piece, which `generate` reads."""
+    def _read_prompt(self, ids: torch.Tensor, cache: Cache, streamer: AnswerStreamer) -> None:
+        """Read all of a client's long prompt except its last piece, which `generate` reads."""
         end = ids.shape[1]
         piece = self.served.piece
         with torch.no_grad():
             for begin in range(streamer.kept, end - piece, piece):
-                if streamer.has_left:
+                if streamer.client_has_left:
                     raise _GenerationCancelled
                 part = ids[:, begin : begin + piece]
                 self.served.model.base_model(input_ids=part, past_key_values=cache, use_cache=True)

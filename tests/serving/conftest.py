@@ -52,12 +52,15 @@ def directory(tmp_path_factory):
 def loaded(directory):
     """Load the model by each of two methods, as `serve` does."""
     pytest.importorskip("uvicorn")
-    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.served import ServeOptions, load_served_model
 
     methods = ("self-extend", "yarn")
     wishes = {m: parse_extend({"method": m, "target": TARGET}) for m in methods}
     how = DocumentOptions(device="cpu")
-    return {m: load(ServeOptions(str(directory), "tiny", wish), how) for m, wish in wishes.items()}
+    return {
+        m: load_served_model(ServeOptions(str(directory), "tiny", wish), how)
+        for m, wish in wishes.items()
+    }
 
 
 class Client:
@@ -107,8 +110,8 @@ def opened(served, only_local=True, port=0):
     from ropext.serving import app
 
     lines = []
-    taken = app.reserve("127.0.0.1", port)
-    server = app.server_of(app.ModelPort(served, lines.append, only_local))
+    taken = app.reserve_address("127.0.0.1", port)
+    server = app.uvicorn_server(app.ModelServer(served, lines.append, only_local))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
     taken.listen()
     thread.start()

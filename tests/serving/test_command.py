@@ -18,7 +18,7 @@ def asked(monkeypatch):
     answers = []
 
     def stand_in(port, taken):
-        server = app.server_of(port)
+        server = app.uvicorn_server(port)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
         thread.start()
         try:
@@ -30,7 +30,7 @@ def asked(monkeypatch):
             server.should_exit = True
             thread.join()
 
-    monkeypatch.setattr(app, "run", stand_in)
+    monkeypatch.setattr(app, "run_server", stand_in)
     return answers
 
 
@@ -119,10 +119,10 @@ def test_parts_that_have_moved_are_named(monkeypatch):
 
     monkeypatch.setattr(stock, "PARTS", (*stock.PARTS, "Elsewhere"))
     with pytest.raises(InputError, match=r"has no Elsewhere .*install one of 5\.16\.1 to 5\.24\.0"):
-        stock.check_parts()
+        stock.check_transformers_parts()
     monkeypatch.setattr(stock, "PACKAGES", ("no_such_package",))
     with pytest.raises(InputError, match=r"needs no_such_package.*transformers\[serving\]"):
-        stock.check_parts()
+        stock.check_transformers_parts()
 
 
 def test_the_names_of_the_command_line_are_those_of_requests(directory, asked, capsys):

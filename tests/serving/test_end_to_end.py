@@ -23,10 +23,12 @@ def rows(folder, variant):
 def test_the_port_gives_the_answers_of_eval_on_the_same_items(tmp_path, capsys):
     """Two windows long; and keys are found there, of which the base in its window sees none."""
     pytest.importorskip("uvicorn")
-    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.served import ServeOptions, load_served_model
 
     wish = parse_extend({"method": "self-extend", "factor": 2})
-    served = load(ServeOptions("ropext://demo", "demo", wish), DocumentOptions(device="cpu"))
+    served = load_served_model(
+        ServeOptions("ropext://demo", "demo", wish), DocumentOptions(device="cpu")
+    )
     with opened(served) as client:
         url = f"http://127.0.0.1:{client.port}"
         asked = ("--endpoint", url, "--api", "completions", "--tasks", "niah_single_1,mkey")
@@ -56,11 +58,13 @@ def test_the_port_gives_the_answers_of_eval_on_the_same_items(tmp_path, capsys):
 def test_a_port_that_serves_another_method_is_another_model(tmp_path, capsys):
     """Its address, name and limit are unchanged; a restart alone changes nothing."""
     pytest.importorskip("uvicorn")
-    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.served import ServeOptions, load_served_model
 
     def served(method):
         wish = parse_extend({"method": method, "factor": 2})
-        return load(ServeOptions("ropext://demo", "demo", wish), DocumentOptions(device="cpu"))
+        return load_served_model(
+            ServeOptions("ropext://demo", "demo", wish), DocumentOptions(device="cpu")
+        )
 
     asked = ("--api", "completions", "--lengths", "256", "--depths", "1", "--items", "1")
     port = 0
@@ -83,12 +87,12 @@ TOLD = ("tail", "tail_nll", "cumulative", "gain")
 def test_the_port_has_the_perplexity_of_eval(tmp_path, capsys):
     """Self-Extend, which no other server computes, with the gain over a server of the base."""
     pytest.importorskip("uvicorn")
-    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.served import ServeOptions, load_served_model
 
     how = DocumentOptions(device="cpu")
     wish = parse_extend({"method": "self-extend", "factor": 2.5})
-    extended = load(ServeOptions("ropext://demo", "demo", wish), how)
-    plain = load(ServeOptions("ropext://demo", "demo"), how)
+    extended = load_served_model(ServeOptions("ropext://demo", "demo", wish), how)
+    plain = load_served_model(ServeOptions("ropext://demo", "demo"), how)
     plain = replace(plain, limit=257)  # a window of 256 is read with one more token
     with opened(extended) as client, opened(plain) as base:
         urls = [f"http://127.0.0.1:{own.port}" for own in (client, base)]
@@ -117,7 +121,7 @@ def test_the_port_has_the_perplexity_of_eval(tmp_path, capsys):
 @pytest.mark.parametrize(("factor", "wanted"), [(4, 0), (2, 3)])
 def test_verify_tells_the_right_port_from_a_wrong_one(tmp_path, capsys, factor, wanted):
     pytest.importorskip("uvicorn")
-    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.served import ServeOptions, load_served_model
 
     code, said = run(
         "extend",
@@ -135,7 +139,7 @@ def test_verify_tells_the_right_port_from_a_wrong_one(tmp_path, capsys, factor, 
     model = ServeOptions("ropext://demo", "demo", wish)
     if factor == 4:
         model = ServeOptions(str(tmp_path / "demo"), "demo")
-    served = load(model, DocumentOptions(device="cpu"))
+    served = load_served_model(model, DocumentOptions(device="cpu"))
     with opened(served) as client:
         url = f"http://127.0.0.1:{client.port}"
         code, said = run("verify", tmp_path / "demo", "--endpoint", url, "--json", capsys=capsys)

@@ -32,10 +32,10 @@ def changed(directory, place, name, **keys):
 
 
 def served_from(directory):
-    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.served import ServeOptions, load_served_model
 
     wish = parse_extend({"method": "yarn", "target": TARGET})
-    return load(ServeOptions(str(directory), "tiny", wish), HOW)
+    return load_served_model(ServeOptions(str(directory), "tiny", wish), HOW)
 
 
 # Hosts and keys
@@ -221,13 +221,13 @@ def test_a_panic_while_a_prompt_is_encoded_is_a_sentence(panicking):
 
 
 def test_health_tells_that_the_thread_has_ended(loaded, monkeypatch):
-    from ropext.serving.turns import Worker
+    from ropext.serving.turns import AnswerThread
 
     def end(*_):
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(Worker, "_answer", end)
+        patched.setattr(AnswerThread, "_answer_question", end)
         with opened(loaded["yarn"]) as client:
             assert client.get("/health")[0] == 200
             connection, _ = client.open("/v1/completions", ASK | {"stream": True})
@@ -280,18 +280,18 @@ def test_arguments_of_a_tool_call_that_are_nested_without_end_are_refused(client
 
 
 def test_objects_and_values_are_counted_outside_of_strings_before_they_are_parsed(loaded):
-    from ropext.serving.questions import parsed
-    from ropext.serving.refusals import Refusal
+    from ropext.serving.questions import parse_request
+    from ropext.serving.refusals import RefusedRequest
 
     served = loaded["yarn"]
     inside = json.dumps({"prompt": '[{,\\" \\\\' * 300_000}).encode()
-    assert json.loads(inside) == parsed(served, inside)
+    assert json.loads(inside) == parse_request(served, inside)
     nested = b'{"prompt":"a\\\\","x":[' + b"[]," * 500_000 + b"[]]}"
-    with pytest.raises(Refusal, match="more than 500,000 objects and arrays"):
-        parsed(served, nested)
+    with pytest.raises(RefusedRequest, match="more than 500,000 objects and arrays"):
+        parse_request(served, nested)
     flat = b'{"prompt":"a\\"","x":[' + b'"",' * 600_000 + b"1]}"
-    with pytest.raises(Refusal, match="more than 501,024 values"):
-        parsed(served, flat)
+    with pytest.raises(RefusedRequest, match="more than 501,024 values"):
+        parse_request(served, flat)
 
 
 def test_a_long_text_is_refused_by_the_tokens_of_its_beginning(client, loaded, monkeypatch):
@@ -334,7 +334,7 @@ def test_four_requests_are_read_at_a_time_and_none_in_the_event_loop(loaded, mon
 
     reading, most, threads = [], [], set()
     everyone = threading.Semaphore(0)
-    real = app.parsed
+    real = app.parse_request
 
     def watched(served, data):
         reading.append(1)
@@ -344,7 +344,7 @@ def test_four_requests_are_read_at_a_time_and_none_in_the_event_loop(loaded, mon
         reading.pop()
         return real(served, data)
 
-    monkeypatch.setattr(app, "parsed", watched)
+    monkeypatch.setattr(app, "parse_request", watched)
     with opened(loaded["yarn"]) as client:
         askers = [
             threading.Thread(target=client.ask, args=("/v1/completions", ASK)) for _ in range(7)

@@ -27,7 +27,7 @@ def test_an_adapter_is_served_on_top_of_an_extended_model(directory, tmp_path):
     from transformers import AutoModelForCausalLM
 
     from ropext.models.patching import patch
-    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.served import ServeOptions, load_served_model
 
     base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     torch.manual_seed(1)
@@ -36,7 +36,9 @@ def test_an_adapter_is_served_on_top_of_an_extended_model(directory, tmp_path):
     tuned.save_pretrained(tmp_path / "lora")
     merged = patch(tuned.merge_and_unload(), method="self-extend", target=TARGET)
     wish = parse_extend({"method": "self-extend", "target": TARGET})
-    served = load(ServeOptions(str(directory), "tiny", wish, str(tmp_path / "lora")), HOW)
+    served = load_served_model(
+        ServeOptions(str(directory), "tiny", wish, str(tmp_path / "lora")), HOW
+    )
     ids = served.tokenizer(TEXT)["input_ids"]
     out = merged.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=10)
     expected = served.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
@@ -51,14 +53,14 @@ def test_window_group_and_the_papers_rule_are_served_as_they_are_patched(directo
 
     from ropext.models.patching import patch
     from ropext.scaling.self_extend import FoldOptions
-    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.served import ServeOptions, load_served_model
 
     base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     folds = {"window": 16, "group": 3, "literal": True}
     patched = patch(base, method="self-extend", target=TARGET, **folds)
     wish = parse_extend({"method": "self-extend", "target": TARGET})
     asked = ServeOptions(str(directory), "tiny", wish, fold=FoldOptions(**folds))
-    served = load(asked, HOW)
+    served = load_served_model(asked, HOW)
     ids = torch.arange(1, CONTEXT + 1)[None]
     with torch.no_grad():
         logits = served.model(ids).logits
@@ -72,7 +74,7 @@ def test_window_group_and_the_papers_rule_are_served_as_they_are_patched(directo
 
 def test_a_spectrum_that_follows_the_length_is_read_from_its_start(directory, tmp_path):
     """A cache of a short prompt holds keys that were turned otherwise."""
-    from ropext.serving.served import ServeOptions, load
+    from ropext.serving.served import ServeOptions, load_served_model
 
     shutil.copytree(directory, tmp_path / "two-sets")
     path = tmp_path / "two-sets/config.json"
@@ -84,7 +86,7 @@ def test_a_spectrum_that_follows_the_length_is_read_from_its_start(directory, tm
     path.write_text(json.dumps(config))
     lines = []
     asked = ServeOptions(str(tmp_path / "two-sets"), "tiny")
-    served = load(asked, HOW, lines.append)
+    served = load_served_model(asked, HOW, lines.append)
     assert any("cannot be read on from" in line for line in lines)
     with opened(served) as client:
         for text in ("the quick brown fox ", "the quick brown fox jumps "):
@@ -107,11 +109,11 @@ def test_a_long_prompt_is_read_in_pieces_as_in_one(loaded, monkeypatch):
 def test_the_user_sees_no_advice_of_transformers_about_its_arguments(directory):
     import warnings
 
-    from ropext.serving.served import ServeOptions, load
-    from ropext.serving.turns import Worker
+    from ropext.serving.served import ServeOptions, load_served_model
+    from ropext.serving.turns import AnswerThread
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        Worker(load(ServeOptions(str(directory), "tiny"), HOW), print).check()
+        AnswerThread(load_served_model(ServeOptions(str(directory), "tiny"), HOW), print).check()
     advice = [own for own in seen if "past_key_values" in str(own.message)]
     assert advice == []

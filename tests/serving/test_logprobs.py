@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from ropext.options.evaluate import DocumentOptions
 from ropext.serving import logprobs
-from ropext.serving.served import ServeOptions, load
+from ropext.serving.served import ServeOptions, load_served_model
 
 LONG = "the quick brown fox jumps over the lazy dog " * 12
 WORDS = "caf\u00e9 \u4e16\u754c \U0001f642 the fox"  # characters of one to four bytes
@@ -193,7 +193,9 @@ def test_frequencies_that_follow_the_length_are_those_of_the_prompt(directory, t
     model.save_pretrained(tmp_path / "longrope")
     for file in directory.glob("tokenizer*"):
         (tmp_path / "longrope" / file.name).write_bytes(file.read_bytes())
-    served = load(ServeOptions(str(tmp_path / "longrope"), "tiny"), DocumentOptions(device="cpu"))
+    served = load_served_model(
+        ServeOptions(str(tmp_path / "longrope"), "tiny"), DocumentOptions(device="cpu")
+    )
     assert not served.continues
     with opened(served) as client:
         openai = client_of(client)

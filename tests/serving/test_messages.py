@@ -15,10 +15,10 @@ ASSISTANT = {"role": "assistant", "content": "There, {{ 7 }}."}
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
 def test_a_published_template_loses_nothing_of_a_conversation(template, messages):
     pytest.importorskip("uvicorn")
-    from ropext.serving.messages import rendered
+    from ropext.serving.messages import rendered_chat
 
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template.read_text("utf-8")
     wanted = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     served = SimpleNamespace(name="tiny", tokenizer=tokenizer)
-    assert rendered(served, {"messages": messages}) == wanted
+    assert rendered_chat(served, {"messages": messages}) == wanted

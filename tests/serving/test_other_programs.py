@@ -14,7 +14,7 @@ import ropext
 from ropext.base import bundled
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import parse_extend
-from ropext.serving.served import ServeOptions, load
+from ropext.serving.served import ServeOptions, load_served_model
 
 pytestmark = pytest.mark.slow
 TASK = """\
@@ -101,7 +101,7 @@ def test_lm_eval_has_the_numbers_of_its_own_model(task, tmp_path, batch):
     ropext.extend("ropext://demo", directory, method="yarn", factor=4)
     how = {"pretrained": str(directory), "dtype": "float32", "device": "cpu"}
     right, samples, wanted = harness(task, "hf", how)
-    served = load(ServeOptions(str(directory), "demo"), DocumentOptions(device="cpu"))
+    served = load_served_model(ServeOptions(str(directory), "demo"), DocumentOptions(device="cpu"))
     with opened(served) as client:
         share, _, found = asked(task, client, directory, batch_size=batch)
     assert max(len(sample["doc"]["text"]) for sample in samples) > 1500
@@ -113,7 +113,7 @@ def test_lm_eval_measures_self_extend(task):
     """Next to whole forward passes of the patched model."""
     wish = parse_extend({"method": "self-extend", "factor": 4})
     how = DocumentOptions(device="cpu")
-    served = load(ServeOptions("ropext://demo", "demo", wish), how)
+    served = load_served_model(ServeOptions("ropext://demo", "demo", wish), how)
     with opened(served) as client:
         share, samples, found = asked(task, client, bundled.MODELS["ropext://demo"])
     wanted = []

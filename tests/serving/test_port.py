@@ -182,4 +182,4 @@ def test_a_port_that_is_in_use_is_refused_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as used:
         number = used.getsockname()[1]
         with pytest.raises(InputError, match=f"--port {number} cannot be opened"):
-            app.reserve("127.0.0.1", number)
+            app.reserve_address("127.0.0.1", number)

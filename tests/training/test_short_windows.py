@@ -115,7 +115,7 @@ def test_a_fit_in_short_rows_is_written_and_proved(base, stories, tmp_path):
 
     done = train("fit", base, str(stories), tmp_path / "out", **POSE | {"steps": 4})
     assert list(done.judgements) == [4]
-    assert done.tokens == done.objective.tokens == 4 * 256
+    assert done.tokens == done.counted["tokens"] == 4 * 256
     assert len(done.by_step) == 4
     assert verifying.verify(tmp_path / "out").passed
 
