@@ -69,8 +69,8 @@ class Run:
             strategy="pose" if self.window else "full",
             window=self.window or None,
         )
-        return asked, defaults.settings(
-            asked, defaults.Size(50_000_000, self.tokens // 4, self.tokens)
+        return asked, defaults.finetune_settings(
+            asked, defaults.ModelSize(50_000_000, self.tokens // 4, self.tokens)
         )
 
 
@@ -83,7 +83,7 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     from ropext.training import models
     from ropext.training import trainer as ours
     from ropext.training.loss import use_sliced_loss
-    from ropext.training.rows import Collator, Full, Pose, Rows
+    from ropext.training.rows import FullRows, PoseRows, RowCollator, TrainingRows
 
     options, settings = run.settings()
     if engine == ROPEXT:
@@ -94,8 +94,8 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     # The same document for every target of pose: its ids take memory too.
     length = 2**20 if run.window else 4 * run.tokens
     ids = np.random.default_rng(0).integers(0, vocabulary, length)
-    strategy = Pose(run.window, run.tokens) if run.window else Full(run.tokens)
-    rows = Rows([Document(ids)], strategy, run.rows * run.steps, 0)
+    strategy = PoseRows(run.window, run.tokens) if run.window else FullRows(run.tokens)
+    rows = TrainingRows([Document(ids)], strategy, run.rows * run.steps, 0)
     training: Any = SimpleNamespace(settings=settings, options=options, padding=0)
     job = ours.Optimisation(
         training=training,
@@ -110,9 +110,9 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     kind = ours._Trainer if engine == ROPEXT else transformers.Trainer
     made: Any = kind(
         model=joined,
-        args=ours.arguments(job),
+        args=ours.trainer_arguments(job),
         train_dataset=rows,
-        data_collator=Collator(0),
+        data_collator=RowCollator(0),
     )
     made.job = job
     made.remove_callback(transformers.PrinterCallback)

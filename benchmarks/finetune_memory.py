@@ -70,14 +70,14 @@ def speed(tokens: int, rounds: int) -> None:
     """Steps of both engines in turn, in one process."""
     import torch
 
-    from ropext.training.rows import Collator
+    from ropext.training.rows import RowCollator
 
     steps: dict[str, Callable[..., None]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for engine in ("plain", "ropext"):
             large = VOCABULARIES[1]
             runner = trainer(engine, Model(large).build(), large, Run(tokens), Path(folder))
-            inputs = Collator(0)([runner.train_dataset[0]])
+            inputs = RowCollator(0)([runner.train_dataset[0]])
             count = torch.tensor(tokens - 1)
 
             def step(runner: Any = runner, inputs: Any = inputs, count: Any = count) -> None:

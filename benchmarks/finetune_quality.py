@@ -24,7 +24,7 @@ import ropext
 import ropext.pipeline.demo
 from ropext.options.training import TrainingOptions
 from ropext.training import finetune
-from ropext.training.rows import Full, Pose
+from ropext.training.rows import FullRows, PoseRows
 
 DEMO = Path(ropext.pipeline.demo.__path__[0])
 STEPS = 60
@@ -120,8 +120,10 @@ def without_jumps() -> Iterator[None]:
     This separates the gain of a jump in rows of that length from the gain of training alone.
     """
 
-    def cut_rows(options: TrainingOptions, length: int, target: int, beyond: int) -> Full | Pose:
-        return Full(length)
+    def cut_rows(
+        options: TrainingOptions, length: int, target: int, beyond: int
+    ) -> FullRows | PoseRows:
+        return FullRows(length)
 
     with mock.patch.object(finetune, "strategy_of", cut_rows):
         yield

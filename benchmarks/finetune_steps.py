@@ -136,12 +136,12 @@ def enough(texts: Sequence[str], tokenizer: Any, tokens: int) -> list[str]:
     return found
 
 
-def judge_of(tokenizer: Any, texts: Sequence[str]) -> Workload:
+def judging_workload(tokenizer: Any, texts: Sequence[str]) -> Workload:
     encoder = corpus.DocumentEncoder(tokenizer, None, 0)
     long = (encoder.document(f"{at}", text, DOCUMENT) for at, text in enumerate(texts))
     target = CONTEXT * FACTOR
     documents = [own.cut(target) for own in long if len(own) >= target][:JUDGING]
-    return data.judge_of(documents, (CONTEXT, target), 0)
+    return data.judging_workload(documents, (CONTEXT, target), 0)
 
 
 def tail(own: Workload, place: Path) -> float:
@@ -149,7 +149,7 @@ def tail(own: Workload, place: Path) -> float:
     transformers loads."""
     model = hf.AutoModelForCausalLM.from_pretrained(place).eval()
     variant = Variant("own", "extended", open_snapshot(str(place)))
-    return rules.tail_loss(judge.read_now(model, variant, own), variant.label)
+    return rules.tail_loss(judge.read_in_training(model, variant, own), variant.label)
 
 
 def trained(extended: Path, data: Path, way: str, own: Workload, folder: Path) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def main() -> None:
     else:
         cut = passages(books[third:], tokenizer)
         texts, judging = cut[JUDGING:], cut[:JUDGING]
-    own = judge_of(tokenizer, judging)
+    own = judging_workload(tokenizer, judging)
     untuned = tail(own, extended)
     for tokens in given.tokens:
         folder = given.work / f"{place.name}-{tokens}{'' if given.data is None else '-books'}"

@@ -46,7 +46,7 @@ from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import data as training_data
 from ropext.training import rows
-from ropext.training.judge import fit_numbers, read_now
+from ropext.training.judge import fit_numbers, read_in_training
 
 CLOSED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 QUARTER = 4  # one document in so many is for the table
@@ -80,7 +80,7 @@ def divided(data: Path, folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-def judge_of(model: str, table: str, factor: float, packing: str) -> Workload:
+def judging_workload(model: str, table: str, factor: float, packing: str) -> Workload:
     """Return the table's documents and questions; the fit knows none of them."""
     snapshot = open_snapshot(model)
     plan = make_plan(snapshot.config, Extend(method="pi", factor=factor), model)
@@ -88,16 +88,16 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> Workload:
     raw = list(corpus.read_documents(corpus.Source(table)))
     if packing == "glued":
         coded = [encoder.document(own.name, encoder.text_of(own), NO_LIMIT) for own in raw]
-        separator = training_data.separator_of(encoder)
+        separator = training_data.document_separator(encoder)
         documents = corpus.glue_documents(coded, plan.target, DOCUMENTS, separator)
     else:
         wanted = corpus.Wanted((plan.target,), given=True, max_documents=DOCUMENTS)
         documents = corpus.choose_documents(raw, encoder, wanted).documents
     text = [corpus.Document(own.ids) for own in documents]
-    questions = rows.FitQuestions(encoder, text, rows.Full(plan.target), seed=100)
-    items = questions.measured(plan.target, QUESTIONS)
+    questions = rows.FitQuestions(encoder, text, rows.FullRows(plan.target), seed=100)
+    items = questions.measured_questions(plan.target, QUESTIONS)
     lengths = (plan.context, plan.target)
-    read = training_data.judge_of(documents, lengths, 0, encoder.bos)
+    read = training_data.judging_workload(documents, lengths, 0, encoder.bos)
     return replace(read, questions=tuple((item,) for item in items))
 
 
@@ -122,7 +122,7 @@ def closed_forms(
 
 
 def read(judge: Workload, model: Any, variant: Variant) -> tuple[Reading, list[ItemScore]]:
-    done = read_now(model, variant, judge)
+    done = read_in_training(model, variant, judge)
     return done.readings[variant.label], [*done.models[variant.label].items]
 
 
@@ -194,7 +194,7 @@ def compared(
 
 def one(model: str, data: str, table: str, options: dict[str, Any], within: Sequence[str]) -> None:
     factor, packing = options["factor"], options.get("packing", "documents")
-    judge = judge_of(model, table, factor, packing)
+    judge = judging_workload(model, table, factor, packing)
     base, found = closed_forms(model, judge, factor)
     target = judge.frame.longest
     print(f"\n## {factor} times the context: {target} tokens\n")
@@ -229,7 +229,7 @@ def one(model: str, data: str, table: str, options: dict[str, Any], within: Sequ
 
 def settings() -> None:
     """Fit the bundled checkpoint at 4 times with each of the tried settings."""
-    judge = judge_of("ropext://demo", "ropext://held-out", 4.0, "documents")
+    judge = judging_workload("ropext://demo", "ropext://held-out", 4.0, "documents")
     print("| learning rate | questions | weight of one | start | tail loss | passkey | kept |")
     print("|---|---|---|---|---|---|---|")
     for rate, share, weight, start in TRIED:
@@ -253,7 +253,7 @@ def short_rows(factor: float, batch_tokens: Sequence[int], seed: int) -> None:
     """Compare fits in rows of the target's length and in short ones on the same documents, with the
     tokens of each; a token with gradients costs three forward."""
     model, data = "ropext://demo", "ropext://tuning"
-    judge = judge_of(model, "ropext://held-out", factor, "documents")
+    judge = judging_workload(model, "ropext://held-out", factor, "documents")
     snapshot = open_snapshot(model)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(snapshot.directory)
     base = read(judge, loaded.eval(), Variant("base", "base", snapshot))[0]

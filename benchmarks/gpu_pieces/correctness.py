@@ -108,7 +108,7 @@ def tuning(day: Day, device: str, dtype: str, sliced: bool) -> tuple[float, Any]
     if sliced:
         assert use_sliced_loss(model) is None
     joined = models.add_adapter(
-        model, options, defaults.settings(options, defaults.Size(1_000_000, 256, ROW))
+        model, options, defaults.finetune_settings(options, defaults.ModelSize(1_000_000, 256, ROW))
     )
     generator = torch.Generator().manual_seed(0)  # a generator of the CPU, whatever the device
     moving = [parameter for parameter in joined.parameters() if parameter.requires_grad]
@@ -128,11 +128,11 @@ def fitting(device: str) -> tuple[float, Any]:
 
     model = load(bundled(), device).requires_grad_(False)
     plan: Any = patching.plan_of(model, method="yarn", factor=FACTOR)
-    space = spectrum.space_of("longrope", plan.main, plan.target, 4.0).to(device)
+    space = spectrum.spectrum_space("longrope", plan.main, plan.target, 4.0).to(device)
     patching.patch(model, method=space.method, factor=FACTOR, **space.knobs())
     spectrum.install_space(model, plan.sites, plan.target, space)
     ids = rows(2).to(device)
-    learner = spectrum.Learner(model, space, sliced=True, tail=plan.target - 64)
+    learner = spectrum.SpectrumLearner(model, space, sliced=True, tail=plan.target - 64)
     return gradients(learner(ids, ids)["loss"], list(space.parameters()))
 
 

@@ -51,7 +51,7 @@ def compare(day: Day, factor: int, name: str) -> dict[str, Any]:
     from ropext.models import patching
     from ropext.results import EXTENDED, rules
     from ropext.results.measurement import Measurement
-    from ropext.training.data import judge_of
+    from ropext.training.data import judging_workload
 
     allow(day)
     place = str(MODELS[STAND_IN]) if day.model == STAND_IN else day.model
@@ -61,7 +61,7 @@ def compare(day: Day, factor: int, name: str) -> dict[str, Any]:
     context = 256 if day.dry else int(model.config.max_position_embeddings)
     model.config.max_position_embeddings = context
     documents = documents_of(day, name, snapshot, factor * context, MOST_DOCUMENTS)
-    judge = judge_of(documents, (context, factor * context), 0)
+    judge = judging_workload(documents, (context, factor * context), 0)
     patching.patch(model, method=DEFAULT, factor=factor)
     models = read_by(model, DEFAULT, EXTENDED, snapshot, judge)
     for first in FIRST_GROUPS:

@@ -56,7 +56,7 @@ def compare(day: Day, name: str) -> dict[str, Any]:
     """Compare both arms over the target, on the same documents."""
     from ropext.results import EXTENDED, rules
     from ropext.results.measurement import Measurement
-    from ropext.training.data import judge_of
+    from ropext.training.data import judging_workload
     from ropext.training.origin import open_origin
 
     for arm in (JUMPS, CONTROL):
@@ -64,7 +64,7 @@ def compare(day: Day, name: str) -> dict[str, Any]:
             raise LeftOut(f"the training {arm} is not there")
     origin = open_origin(str(day.work / f"base-{FACTOR}x"))
     documents = documents_of(day, name, origin.snapshot, origin.record.target, MOST_DOCUMENTS)
-    judge = judge_of(documents, (origin.record.context, origin.record.target), 0)
+    judge = judging_workload(documents, (origin.record.context, origin.record.target), 0)
     models = read_by(load(day, place_of(day, JUMPS)), JUMPS, EXTENDED, origin.snapshot, judge)
     control = load(day, place_of(day, CONTROL))
     models = models | read_by(control, CONTROL, EXTENDED, origin.snapshot, judge)

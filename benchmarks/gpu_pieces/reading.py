@@ -70,10 +70,10 @@ def read_by(
     import torch
 
     from ropext.evaluation.variants import Variant
-    from ropext.training.judge import read_now
+    from ropext.training.judge import read_in_training
 
     with torch.no_grad():
-        return dict(read_now(model, Variant(label, kind, snapshot), judge).models)
+        return dict(read_in_training(model, Variant(label, kind, snapshot), judge).models)
 
 
 def interval(value: Any) -> str | None:

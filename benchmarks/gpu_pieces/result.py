@@ -88,14 +88,14 @@ def judge(day: Day, share: float, name: str) -> dict[str, Any]:
     from ropext.models.adapter import add_adapter
     from ropext.results import BASE, CONTROL, EXTENDED, TUNED, rules
     from ropext.results.measurement import Measurement
-    from ropext.training.data import judge_of
+    from ropext.training.data import judging_workload
     from ropext.training.origin import open_origin
 
     place = tuned(day, share)
     origin = open_origin(str(place / "base"))
     snapshot = origin.snapshot
     documents = documents_of(day, name, snapshot, origin.record.target, MOST_DOCUMENTS)
-    judge = judge_of(documents, (origin.record.context, origin.record.target), 0)
+    judge = judging_workload(documents, (origin.record.context, origin.record.target), 0)
     base = load(day, place / "base")
     patching.apply_config(base, origin.record.base["config"])
     models = read_by(base, BASE, BASE, snapshot, judge)

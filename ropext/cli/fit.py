@@ -14,7 +14,7 @@ from ropext.cli.output import Out, call_of
 from ropext.options.training import Fit
 
 if TYPE_CHECKING:
-    from ropext.training.objective import Objective
+    from ropext.training.objective import TrainingObjective
     from ropext.training.request import FinetuneRequest, FitRequest
     from ropext.training.result import TrainingResult
 
@@ -41,7 +41,7 @@ def train(
     from ropext.models import processes
 
     with request.prepared(output, call) as prepared:
-        job: Objective[Any] = prepared
+        job: TrainingObjective[Any] = prepared
         if output is None or dry_run:
             show_counted(out, job, output, call)
             return
@@ -51,10 +51,10 @@ def train(
     if done.is_from_before:
         show_done_before(out, job.command, done, wanted)
     else:
-        push.result(out, job.told(done), done, done.output, wanted)
+        push.result(out, job.result_text(done), done, done.output, wanted)
 
 
-def show_counted(out: Out, job: "Objective[Any]", output: Path | None, call: Call) -> None:
+def show_counted(out: Out, job: "TrainingObjective[Any]", output: Path | None, call: Call) -> None:
     """Print the cost of a training, or that it was done before."""
     from ropext.models import processes
     from ropext.training import report
@@ -68,7 +68,7 @@ def show_counted(out: Out, job: "Objective[Any]", output: Path | None, call: Cal
     if before is not None:
         show_done_before(out, job.command, before, None)
     elif planned is not None:
-        out.result(report.plan_text(planned), planned)
+        out.result(report.dry_run_text(planned), planned)
 
 
 def show_done_before(

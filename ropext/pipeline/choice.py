@@ -134,7 +134,7 @@ class AutoChoice:
         with request.prepared(None, self.call) as job:
             judged = job.counts().judge
         assert judged is not None  # a fit is always judged
-        return judge.few(judged.documents) or ""
+        return judge.few_documents_warning(judged.documents) or ""
 
     def _judging(self) -> JsonObject:
         """Return the keys of the evaluation on the documents that were not used for the choice."""

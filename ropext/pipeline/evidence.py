@@ -71,7 +71,7 @@ def evidence_of(work: RunContext) -> Evidence:
     if read >= {BASE, CONTROL, TUNED}:
         from ropext.training import tuned_report
 
-        control_lines = tuned_report.verdict(numbers, target)
+        control_lines = tuned_report.finetune_verdict(numbers, target)
     gates = tuple(rundir.judge_gates(run, work.gates))
     return Evidence(run, gates, reached, tuple(control_lines))
 

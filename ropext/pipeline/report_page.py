@@ -84,4 +84,4 @@ def _training_table(work: RunContext) -> Table | None:
     from ropext.training import tuned_report
 
     record = read_object(work.checkpoints[TUNED] / provenance.NAME)
-    return tuned_report.recorded_table(record["finetune"], work.plan.target)
+    return tuned_report.recorded_finetune_table(record["finetune"], work.plan.target)

@@ -9,7 +9,7 @@ from transformers.cli.serving.utils import ReasoningText, ToolCall, _StreamError
 
 from ropext.base.jsontext import Json
 from ropext.serving.questions import CompletionRequest
-from ropext.serving.refusals import RefusedRequest
+from ropext.serving.refusals import RequestRefusal
 from ropext.serving.turns import AnswerPiece, AnswerStreamer
 
 DONE = "data: [DONE]\n\n"
@@ -29,7 +29,7 @@ class AnswerSoFar:
     def add_piece(self, item: AnswerPiece) -> dict[str, Json]:
         """Keep the next piece that the served model wrote; return it as the delta of a chat."""
         if isinstance(item, _StreamError):
-            raise RefusedRequest(item.msg, 500)
+            raise RequestRefusal(item.msg, 500)
         if isinstance(item, ToolCall):
             function = {"name": item.name, "arguments": item.arguments}
             number = len(self.calls)
@@ -114,7 +114,7 @@ class CompletionAnswers:
                 yield _event_line(head | {"choices": [choice]})
             if self.first.with_usage:
                 yield _event_line(head | {"choices": [], "usage": self._token_usage()})
-        except RefusedRequest as error:
+        except RequestRefusal as error:
             yield _event_line(error.body)
         yield DONE
 

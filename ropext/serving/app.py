@@ -37,7 +37,7 @@ from ropext.serving.questions import (
     parse_request,
     prompt_ids,
 )
-from ropext.serving.refusals import RefusedRequest
+from ropext.serving.refusals import RequestRefusal
 from ropext.serving.served import ServedModel, model_card
 from ropext.serving.turns import AnswerPiece, AnswerStreamer, AnswerThread
 
@@ -107,7 +107,7 @@ class ModelServer:
             try:
                 self._check_client(request)
                 return await action(request)
-            except RefusedRequest as error:
+            except RequestRefusal as error:
                 return JsonAnswer(error.body, error.status)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
@@ -123,22 +123,22 @@ class ModelServer:
         # `request.url` is made of the Host header, and of other things if it cannot be read.
         host = HOST.fullmatch(request.headers.get("host", ""))
         if host is None:
-            raise RefusedRequest(
+            raise RequestRefusal(
                 "the Host header must be a name or an address, with or without port", 403
             )
         if self.only_local and (host[1] or host[2]).lower() not in LOCAL:
-            raise RefusedRequest(
+            raise RequestRefusal(
                 f"this server accepts only the host names {' and '.join(LOCAL)}", 403
             )
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         wanted = self.key and request.scope["path"] not in WITHOUT_KEY
         if wanted and not hmac.compare_digest(given.encode(), self.key.encode()):
-            raise RefusedRequest(
+            raise RequestRefusal(
                 f"the key is wrong or missing (Bearer, {KEY})", 401, "", "invalid_api_key"
             )
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
-            raise RefusedRequest("send JSON, with the header Content-Type: application/json", 415)
+            raise RequestRefusal("send JSON, with the header Content-Type: application/json", 415)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation that a client posts to /v1/chat/completions."""
@@ -231,7 +231,7 @@ class ModelServer:
     async def health(self, request: Request) -> Response:
         """Answer /health: return whether the server still answers questions."""
         if not self.worker.thread.is_alive():
-            raise RefusedRequest("the thread that answers has ended; restart the server", 503)
+            raise RequestRefusal("the thread that answers has ended; restart the server", 503)
         return JsonAnswer({"status": "ok"})
 
 
@@ -246,7 +246,7 @@ async def unknown_path(request: Request, error: Exception) -> Response:
         "GET / with a page"
     )
     return JsonAnswer(
-        RefusedRequest(sentence, error.status_code).body, error.status_code, error.headers
+        RequestRefusal(sentence, error.status_code).body, error.status_code, error.headers
     )
 
 
@@ -256,7 +256,7 @@ async def _read_body(request: Request, most: int) -> bytes:
     async for part in request.stream():
         data += part
         if len(data) > most:
-            raise RefusedRequest(f"the request has more than {most:,} bytes", 413)
+            raise RequestRefusal(f"the request has more than {most:,} bytes", 413)
     return bytes(data)
 
 

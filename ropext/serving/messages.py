@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ropext.base.errors import InputError
 from ropext.base.jsontext import Json, JsonObject, parse_object
 from ropext.models.tokenizer import ask
-from ropext.serving.refusals import RefusedRequest
+from ropext.serving.refusals import RequestRefusal
 from ropext.serving.served import ServedModel
 
 # Types of content parts -> the key of their text. `input_text` and `output_text` are of OpenAI's
@@ -47,7 +47,7 @@ def rendered_chat(served: ServedModel, body: JsonObject) -> str:
     tools = [] if body.get("tool_choice") == "none" else _checked_tools(body.get("tools"))
     words = body.get("chat_template_kwargs") or {}
     if not isinstance(words, dict):
-        raise RefusedRequest("chat_template_kwargs must be an object", 400, "chat_template_kwargs")
+        raise RequestRefusal("chat_template_kwargs must be an object", 400, "chat_template_kwargs")
     if not tokenizer.chat_template:
         raise _refuse_messages(f"{served.name} has no chat template; use /v1/completions")
     try:
@@ -113,7 +113,7 @@ def _check_template_losses(chat: TemplatedChat, name: str) -> None:
     messages = [marks.mark_message(own, f"messages[{i}]") for i, own in enumerate(chat.messages)]
     try:
         text = replace(chat, messages=messages, tools=tools).rendered()
-    except RefusedRequest:
+    except RequestRefusal:
         return  # the template takes only these texts
     found = set(MARK.findall(text))  # all at once: a request may have very many messages
     for mark, sentence in marks.sentences.items():
@@ -181,7 +181,7 @@ def _checked_tool_call(given: Json, place: str) -> dict[str, Json]:
 def _checked_tools(given: Json) -> list[dict[str, Json]]:
     """Check the `tools` of a posted chat, and return them."""
     if given is not None and not isinstance(given, list):
-        raise RefusedRequest("tools must be a list", 400, "tools")
+        raise RequestRefusal("tools must be a list", 400, "tools")
     for number, tool in enumerate(given or []):
         _tool_function(tool, f"tools[{number}]")
     return given or []
@@ -195,6 +195,6 @@ def _tool_function(given: Json, place: str) -> dict[str, Json]:
     return function
 
 
-def _refuse_messages(sentence: str) -> RefusedRequest:
+def _refuse_messages(sentence: str) -> RequestRefusal:
     """Return the refusal of a request because of its `messages`."""
-    return RefusedRequest(sentence, 400, "messages")
+    return RequestRefusal(sentence, 400, "messages")

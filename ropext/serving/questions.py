@@ -17,7 +17,7 @@ from ropext.base.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
 from ropext.models.tokenizer import panics_refused
 from ropext.serving.logprobs import MOST_CANDIDATES, CompletionDetails
 from ropext.serving.messages import rendered_chat
-from ropext.serving.refusals import RefusedRequest
+from ropext.serving.refusals import RequestRefusal
 from ropext.serving.served import ServedModel
 
 if TYPE_CHECKING:
@@ -98,14 +98,14 @@ def parse_request(served: ServedModel, data: bytes) -> RequestBody:
     containers, commas = _values(data)
     most_containers = max(CONTAINER_LIMIT, served.limit)
     if containers > most_containers:
-        raise RefusedRequest(f"the request holds more than {most_containers:,} objects and arrays")
+        raise RequestRefusal(f"the request holds more than {most_containers:,} objects and arrays")
     most_values = CONTAINER_LIMIT + 4 * served.limit
     if commas > most_values:
-        raise RefusedRequest(f"the request holds more than {most_values:,} values")
+        raise RequestRefusal(f"the request holds more than {most_values:,} values")
     try:
         return parse_object(data, "the request", containers=len(data))
     except InputError as error:
-        raise RefusedRequest(str(error)) from None
+        raise RequestRefusal(str(error)) from None
 
 
 def _values(data: bytes) -> tuple[int, int]:
@@ -127,7 +127,7 @@ def completion_requests(
     refused = {**NOT_DONE, **NOT_IN_CHATS} if is_chat else NOT_DONE
     for key, nothing in refused.items():
         if body.get(key) not in nothing:
-            raise RefusedRequest(
+            raise RequestRefusal(
                 f"{key}={str(body[key])[:60]} is not supported by ropext serve", 400, key
             )
     if is_chat:
@@ -139,7 +139,7 @@ def completion_requests(
     scored = sum(turn.scored for turn in turns)
     most = max(MOST_SCORED, served.limit)
     if scored > most:
-        raise RefusedRequest(
+        raise RequestRefusal(
             f"the request asks for logprobs of {scored:,} tokens, more than {most:,}; send fewer "
             "prompts at once",
             400,
@@ -154,7 +154,7 @@ def _prompts(given: Json) -> list[Json]:
     if not isinstance(given, list) or not given or not isinstance(given[0], str | list):
         return [given]
     if len(given) > MOST_PROMPTS:
-        raise RefusedRequest(
+        raise RequestRefusal(
             f"prompt holds {len(given):,} prompts, more than {MOST_PROMPTS}", 400, "prompt"
         )
     return given
@@ -166,12 +166,12 @@ def _completion_request(
     """Check the body of a posted request with one prompt, and turn the prompt into tokens."""
     ids = prompt_ids(served, body, is_chat)
     if not ids:
-        raise RefusedRequest("the prompt is empty", 400, "messages" if is_chat else "prompt")
+        raise RequestRefusal("the prompt is empty", 400, "messages" if is_chat else "prompt")
     settings = _settings(served, body)
     settings.max_new_tokens = _room(served, body, len(ids), is_chat)
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise RefusedRequest("stream_options must be an object", 400, "stream_options")
+        raise RequestRefusal("stream_options must be an object", 400, "stream_options")
     return CompletionRequest(
         id=name,
         is_chat=is_chat,
@@ -186,8 +186,8 @@ def _completion_request(
 
 
 def _details(served: ServedModel, body: RequestBody, ids: Sequence[int]) -> CompletionDetails:
-    """Read what a request wants in the answer of /v1/completions in addition to the model's
-    text."""
+    """Read the parts that a request wants in the answer of /v1/completions in addition to the
+    model's text."""
     echo = None
     if body.get("echo"):
         echo = served.tokenizer.backend_tokenizer.decode(list(ids))
@@ -202,7 +202,7 @@ def check_model(served: ServedModel, name: Json) -> None:
     means that one."""
     if name is not None and name not in served.names:
         names = " and ".join(map(repr, served.names))
-        raise RefusedRequest(
+        raise RequestRefusal(
             f"The model {str(name)[:200]!r} does not exist; this server has {names}",
             404,
             "model",
@@ -224,7 +224,7 @@ def prompt_ids(served: ServedModel, body: RequestBody, is_chat: bool) -> tuple[i
     last = served.vocabulary - 1
     if isinstance(prompt, list) and all(type(t) is int and 0 <= t <= last for t in prompt):
         return tuple(prompt)
-    raise RefusedRequest(
+    raise RequestRefusal(
         f"prompt must be a text, token ids from 0 to {last}, or a list of these", 400, "prompt"
     )
 
@@ -246,7 +246,7 @@ def _encoded(served: ServedModel, text: str, special: bool, param: str) -> list[
             if len(clean) > size:
                 ids = served.tokenizer(clean, add_special_tokens=bool(special))["input_ids"]
     except InputError as error:
-        raise RefusedRequest(str(error), 400, param) from None
+        raise RequestRefusal(str(error), 400, param) from None
     return list(ids)
 
 
@@ -270,9 +270,9 @@ def _room(served: ServedModel, body: RequestBody, asked: int, is_chat: bool) -> 
     return served.limit - asked if wanted is None else int(wanted)
 
 
-def _too_long(served: ServedModel, what: str, part: str) -> RefusedRequest:
+def _too_long(served: ServedModel, what: str, part: str) -> RequestRefusal:
     """Return the refusal of a prompt that exceeds the served model's context, in OpenAI's words."""
-    return RefusedRequest(
+    return RequestRefusal(
         f"This model's maximum context length is {served.limit} tokens. However, {what}. "
         f"Please reduce the length of the {part} or completion.",
         400,
@@ -302,7 +302,7 @@ def _settings(served: ServedModel, body: RequestBody) -> "GenerationConfig":
             setattr(settings, name, value)
     temperature = settings.temperature
     if temperature and temperature < COLDEST:
-        raise RefusedRequest(f"temperature must be 0, or at least {COLDEST}", 400, "temperature")
+        raise RequestRefusal(f"temperature must be 0, or at least {COLDEST}", 400, "temperature")
     top_k = _integer(stated, "top_k", -1, None)
     if top_k is not None:
         settings.top_k = max(top_k, 0)
@@ -329,7 +329,7 @@ def _generation_config(body: RequestBody) -> dict[str, Json]:
         names = (*RANGES, "top_k", "do_sample", "max_new_tokens")
         return {name: given[name] for name in names if given.get(name) is not None}
     except (TypeError, ValueError, AttributeError, RecursionError):
-        raise RefusedRequest(
+        raise RequestRefusal(
             "generation_config must be a JSON object in a string", 400, "generation_config"
         ) from None
 
@@ -345,7 +345,7 @@ def _bias(served: ServedModel, given: Json) -> dict[tuple[int, ...], float]:
     inside = all(0 <= token < served.vocabulary for (token,) in bias)
     if not bias or not inside or not all(abs(value) <= LARGEST_BIAS for value in bias.values()):
         words = f"logit_bias must be numbers from -{LARGEST_BIAS} to {LARGEST_BIAS} by token ids"
-        raise RefusedRequest(words, 400, "logit_bias")
+        raise RequestRefusal(words, 400, "logit_bias")
     return bias
 
 
@@ -354,7 +354,7 @@ def _stop_words(given: Json) -> tuple[str, ...]:
     words = [given] if isinstance(given, str) else given or []
     right = isinstance(words, list) and all(isinstance(word, str) and word for word in words)
     if not right or len(words) > MOST_STOPS:
-        raise RefusedRequest(f"stop must be a text, or at most {MOST_STOPS} texts", 400, "stop")
+        raise RequestRefusal(f"stop must be a text, or at most {MOST_STOPS} texts", 400, "stop")
     return tuple(words)
 
 
@@ -364,7 +364,7 @@ def _number(body: RequestBody, name: str, low: float, high: float) -> float | No
     if value is None:
         return None
     if type(value) not in (int, float) or not low <= value <= high:
-        raise RefusedRequest(f"{name} must be a number from {low:g} to {high:g}", 400, name)
+        raise RequestRefusal(f"{name} must be a number from {low:g} to {high:g}", 400, name)
     return float(value)
 
 
@@ -376,5 +376,5 @@ def _integer(body: RequestBody, name: str, low: int, high: int | None) -> int | 
         return None
     if type(value) is not int or value < low or (high is not None and value > high):
         range_text = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise RefusedRequest(f"{name} must be a whole number {range_text}", 400, name)
+        raise RequestRefusal(f"{name} must be a whole number {range_text}", 400, name)
     return value

@@ -1,7 +1,7 @@
 """Define the refusal of a request, in OpenAI's form."""
 
 
-class RefusedRequest(Exception):
+class RequestRefusal(Exception):
     """An HTTP request that `ropext serve` does not answer: a status, and a sentence in OpenAI's
     form."""
 

@@ -29,7 +29,7 @@ from ropext.models.load import silenced
 from ropext.models.tokenizer import ask
 from ropext.serving.logprobs import TokenLogprob, logprob_scorer, openai_logprobs, token_logprobs
 from ropext.serving.questions import CompletionRequest, RequestBody, completion_requests
-from ropext.serving.refusals import RefusedRequest
+from ropext.serving.refusals import RequestRefusal
 from ropext.serving.served import ServedModel, new_cache
 
 MOST_WAITING = 64  # questions; the server refuses more
@@ -76,10 +76,10 @@ class ChildParser:
         except TimeoutError as error:
             raise self._template_refusal(error) from None
 
-    def _template_refusal(self, error: Exception) -> RefusedRequest:
+    def _template_refusal(self, error: Exception) -> RequestRefusal:
         """Return the refusal of a request whose answer the response template cannot parse."""
         sentence = f"the response template of {self.served.name} fails on this answer: {error}"
-        return RefusedRequest(sentence, 500)
+        return RequestRefusal(sentence, 500)
 
 
 def _check_response_template(served: ServedModel) -> None:
@@ -259,14 +259,14 @@ class AnswerThread:
     def ask(self, question: CompletionRequest) -> AnswerStreamer:
         """Put a client's prompt into the line; its answer comes through the streamer's queue."""
         if not self.thread.is_alive():
-            raise RefusedRequest("the thread that answers has ended; restart the server", 503)
+            raise RequestRefusal("the thread that answers has ended; restart the server", 503)
         streamer = AnswerStreamer(self.served, question)
         with self.lock:
             before = self.waiting
             if before < MOST_WAITING:
                 self.waiting += 1
         if before >= MOST_WAITING:
-            raise RefusedRequest(f"{before} questions are waiting; ask again later", 503)
+            raise RequestRefusal(f"{before} questions are waiting; ask again later", 503)
         place = f", {before} before it" if before else ""
         self.say(f"{question.id}: {len(question.ids):,} tokens{place}")
         self.questions.put((question, streamer))
@@ -313,7 +313,7 @@ class AnswerThread:
                 self._generate_answer(question, streamer)
         except _GenerationCancelled:
             pass
-        except (RefusedRequest, InputError) as error:
+        except (RequestRefusal, InputError) as error:
             streamer.fail(str(error))
         except BaseException as error:  # a bug, no memory, a panic of `tokenizers`: the log has it
             self.kept.forget()

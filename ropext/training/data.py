@@ -35,7 +35,7 @@ from ropext.results.overlap import (
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.training.defaults import Settings
 from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning
-from ropext.training.rows import Rows, join_documents
+from ropext.training.rows import TrainingRows, join_documents
 
 # One in SHARE of the documents that can judge is held out: at least eight documents, but never
 # more than one in LARGEST_SHARE.
@@ -74,10 +74,12 @@ class TrainingData:
 
     @property
     def tokens(self) -> int:
+        """Return the number of tokens to train on."""
         return sum(len(document) for document in self.documents)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the ids and of the mask of scored tokens."""
+        """Return the SHA-256 of the training documents: their ids, and the mask of tokens that
+        the loss is taken on."""
         digest = hashlib.sha256()
         for document in self.documents:
             digest.update(document.ids.astype("<i4").tobytes())
@@ -85,10 +87,11 @@ class TrainingData:
         return digest.hexdigest()
 
 
-def read(
+def read_training_data(
     source: str, options: TrainingOptions, encoder: corpus.DocumentEncoder, division: Division
 ) -> TrainingData:
-    """Read DATA and divide it."""
+    """Read --data of a fine-tuning or a fit, and divide it into documents to train on and
+    documents held out."""
     place = corpus.Source(
         source,
         column=options.column,
@@ -99,15 +102,18 @@ def read(
     )
     row = 1 if options.packing == "glued" else division.row
     division = replace(division, row=row, streamed=place.is_streamed)
-    divided = divide(corpus.texts_of(place, encoder, division.target), encoder, division)
+    divided = divide_training_data(
+        corpus.texts_of(place, encoder, division.target), encoder, division
+    )
     notes = corpus.unread_files(place)
     if unknown := encoder.unknown(divided.documents or divided.held_out):
         notes.append(unknown)
     return replace(divided, notes=tuple(notes))
 
 
-class _Parts:
-    """The documents with drawn keys, which can be held out, and all others."""
+class _DataParts:
+    """The documents of --data with drawn keys, which can be held out of a training, and all
+    others."""
 
     def __init__(self, division: Division, encoder: corpus.DocumentEncoder) -> None:
         most = max(division.wanted_tokens, corpus.MOST_TOKENS)
@@ -125,11 +131,11 @@ class _Parts:
         self.kept_out = 0
 
     def take(self, key: str, raw: corpus.RawDocument, text: str, number: int) -> None:
-        """Encode a text that one of the parts may keep."""
+        """Encode a text of --data that one of the parts may keep: to train on, or held out."""
         if not (key < self.drawn_below or self.others.admits(key)):
             return
         division = self.division
-        document = replace(_encoded(self.encoder, raw, text), number=number)
+        document = replace(_encoded_document(self.encoder, raw, text), number=number)
         known = document.fingerprint
         if self.apart is not None and self.apart.holds(known.contents, known.passages):
             self.kept_out += 1
@@ -145,20 +151,21 @@ class _Parts:
 
     @property
     def is_full(self) -> bool:
+        """Return whether a stream gave enough documents to train on, and enough to hold out."""
         return self.others.tokens >= self.division.wanted_tokens and self.held >= self.enough
 
 
-def divide(
+def divide_training_data(
     raw: Iterable[corpus.RawDocument], encoder: corpus.DocumentEncoder, division: Division
 ) -> TrainingData:
-    """Put each document into one of the parts. If there are more than wanted and more than
-    MOST_TOKENS, take the smallest keys, in whole rows.
+    """Put each document into one of the parts: to train on, or held out. If there are more than
+    wanted and more than MOST_TOKENS, take the smallest keys, in whole rows.
 
-    The drawn documents are held out. If they are fewer than eight, the documents with the next keys
-    are held out too, but never more than a quarter of all.
+    The drawn documents are held out. If they are fewer than eight, the documents with the next
+    keys are held out too, but never more than a quarter of all.
     """
     texts = corpus.DistinctTexts(raw, encoder, encoder.content_key)
-    parts = _Parts(division, encoder)
+    parts = _DataParts(division, encoder)
     texts.draw(parts, streamed=division.streamed)
     drawn = parts.drawn.in_order()
     documents = drawn + parts.others.in_order()
@@ -182,10 +189,11 @@ def divide(
     )
 
 
-def _encoded(
+def _encoded_document(
     encoder: corpus.DocumentEncoder, raw: corpus.RawDocument, text: str
 ) -> corpus.Document:
-    """Encode a document; in a conversation the loss is taken on the assistant's turns alone."""
+    """Encode a document to train on; in a conversation the loss is taken on the assistant's
+    turns alone."""
     document = encoder.document(raw.name, text, NO_LIMIT)
     if isinstance(raw.content, str):
         return document
@@ -198,21 +206,22 @@ def _encoded(
     return replace(document, scored=scored)
 
 
-def judge_of(
+def judging_workload(
     documents: Sequence[corpus.Document],
     lengths: tuple[int, int],
     seed: int,
     bos: int | None = None,
     prediction: Prediction = NEXT_TOKEN,
 ) -> Workload:
-    """Return the reads by which documents of the target's length judge; `lengths` are the context
-    and the target."""
+    """Return the reads by which held-out documents of the target's length judge a training;
+    `lengths` are the context and the target."""
     frame = prediction.frame(lengths[0], lengths, seed)
     return Workload(frame, tuple(documents), prediction=prediction, bos=bos)
 
 
-def tokens_of(reads: Workload | None) -> int:
-    """Count the tokens that are read through windows of the target's length."""
+def count_judging_tokens(reads: Workload | None) -> int:
+    """Count the tokens that a judgement of a training reads through windows of the target's
+    length."""
     if reads is None:
         return 0
     return len(reads.documents) * reads.frame.longest * reads.frame.scoring.passes
@@ -221,7 +230,8 @@ def tokens_of(reads: Workload | None) -> int:
 def judging_documents(
     data: TrainingData, options: Finetune, encoder: corpus.DocumentEncoder, target: int
 ) -> Sequence[corpus.Document]:
-    """Return the documents of --eval that reach the target, or those held out of DATA."""
+    """Return the documents that judge a fine-tuning: documents of --eval that reach the target,
+    or documents held out of --data."""
     count = options.eval_documents
     if not count or options.evaluate is None:
         return tuple(document.cut(target) for document in data.held_out[:count])
@@ -232,7 +242,7 @@ def judging_documents(
     return read_corpus(reading, encoder, wanted, DocumentWords(data="--eval")).documents
 
 
-def read_for_fit(
+def read_fit_data(
     source: str,
     options: Fit,
     encoder: corpus.DocumentEncoder,
@@ -240,25 +250,25 @@ def read_for_fit(
     wanted_tokens: int,
     before: TrainingDocuments | None = None,
 ) -> TrainingData:
-    """Divide the documents as `finetune` does; at most --held-out of them judge, each as a window
-    of the target's length."""
+    """Divide the documents of a fit as `finetune` does; at most --held-out of them judge, each
+    as a window of the target's length."""
     glued = options.packing == "glued"
     division = Division(wanted_tokens, target, target, options.held_out, glued, before=before)
-    data = read(source, options, encoder, division)
+    data = read_training_data(source, options, encoder, division)
     if glued:
-        return _glued(data, encoder, options, target)
+        return _joined_fit_data(data, encoder, options, target)
     if not data.held_out:
-        raise _too_few(data, target)
+        raise _too_few_to_fit(data, target)
     judging = tuple(document.cut(target) for document in data.held_out[: options.held_out])
     return replace(data, held_out=judging)
 
 
-def _glued(
+def _joined_fit_data(
     data: TrainingData, encoder: corpus.DocumentEncoder, options: Fit, target: int
 ) -> TrainingData:
-    """Join the documents after the division: no window holds text of both parts, and no document is
-    in two of the judging windows."""
-    separator = separator_of(encoder)
+    """Join the documents of a fit after the division (--packing glued): no window holds text of
+    both parts, and no document is in two of the judging windows."""
+    separator = document_separator(encoder)
     windows = corpus.glue_documents(data.held_out, target, options.held_out, separator)
     if not windows or data.tokens < target:
         held = sum(map(len, data.held_out))
@@ -271,12 +281,14 @@ def _glued(
     return replace(data, documents=tuple(fitted), held_out=windows)
 
 
-def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
-    """Return the token between joined documents; None if each document begins with its BOS."""
+def document_separator(encoder: corpus.DocumentEncoder) -> int | None:
+    """Return the token between joined training documents; None if each document begins with its
+    BOS."""
     return encoder.tokenizer.eos_token_id if encoder.bos is None else None
 
 
-def _too_few(data: TrainingData, target: int) -> InputError:
+def _too_few_to_fit(data: TrainingData, target: int) -> InputError:
+    """Return the error of a fit whose documents are too few or too short."""
     long = sum(len(document) >= target for document in data.documents)
     ways = "longer documents, a smaller --factor, or --packing glued to join them"
     if data.read < LARGEST_SHARE:
@@ -291,17 +303,18 @@ def _too_few(data: TrainingData, target: int) -> InputError:
 def assistant_turns(
     raw: corpus.RawDocument, text: str, encoder: corpus.DocumentEncoder
 ) -> Iterator[tuple[int, int]]:
-    """Yield the place of each assistant turn in the rendered text, its end mark included.
+    """Yield the place of each assistant turn in the rendered text of a conversation to train on,
+    its end mark included.
 
-    The conversation is rendered up to the turn, and once with it. If the template renders a shorter
-    conversation differently, ropext searches for the turn's own words.
+    The conversation is rendered up to the turn, and once with it. If the template renders a
+    shorter conversation differently, ropext searches for the turn's own words.
     """
     at = 0
     messages = list(raw.content)
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") != "assistant":
             continue
-        begin, end = _by_rendering(messages, index, text, encoder)
+        begin, end = _rendered_turn(messages, index, text, encoder)
         if end <= begin:
             words = str(message.get("content", "")).strip()
             begin = text.find(words, at)
@@ -315,10 +328,11 @@ def assistant_turns(
         yield begin, end
 
 
-def _by_rendering(
+def _rendered_turn(
     messages: list[Json], index: int, text: str, encoder: corpus.DocumentEncoder
 ) -> tuple[int, int]:
-    """Return the place of a turn, as the template itself shows it; (0, 0) if it does not."""
+    """Return the place of an assistant's turn in a conversation to train on, as the chat
+    template itself shows it; (0, 0) if it does not."""
     if index == 0:
         return 0, 0  # templates refuse an empty conversation
     before = encoder.converse(messages[:index], opening=True)
@@ -340,19 +354,20 @@ class Training:
     settings: Settings
     data: TrainingData
     encoder: DocumentEncoder
-    rows: Rows
+    rows: TrainingRows
     judge: Workload | None  # None if no document is read
     chooses_step: bool  # the documents that judge choose the step that is written
     learning: Learning = NEXT_TOKEN_LEARNING
 
     @property
     def judged(self) -> int:
-        """Count the documents that are read before, during and after."""
+        """Return the number of held-out documents that are read before, during and after the
+        training."""
         return len(self.judge.documents) if self.judge else 0
 
     @property
     def padding(self) -> int:
-        """Return the token that fills up rows."""
+        """Return the token that fills up rows of a training batch."""
         return self.encoder.tokenizer.pad_token_id or 0
 
     @property
@@ -377,12 +392,14 @@ class Training:
         return self._overlap_with(self.used if self.settings.patience else self.data.trained)
 
     def _overlap_with(self, known: TrainingDocuments) -> Overlap | None:
+        """Return the overlap of the judging documents with `known` training documents; None if
+        no document judges."""
         documents = self.judge.documents if self.judge else ()
         return overlap_of_documents(known, [document.known_by for document in documents])
 
     def lineage(self, known: Overlap | None) -> str:
-        """Return the sentences on the judging documents' `known` overlap, and on documents that are
-        kept out."""
+        """Return the sentences on the judging documents' `known` overlap with training
+        documents, and on documents that are kept out of the training."""
         sentences = list[str]()
         if known is not None and known.sentence:
             sentences.append(known.sentence)

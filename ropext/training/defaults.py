@@ -70,7 +70,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings that decide the learned weights or frequencies."""
+    """All settings of a training that decide the learned weights or frequencies."""
 
     row_tokens: Setting
     rows: Setting  # rows in one optimiser step
@@ -92,6 +92,7 @@ class Settings:
 
     @property
     def step_tokens(self) -> int:
+        """Return the number of tokens of one optimiser step."""
         return int(self.row_tokens.value * self.rows.value + self.context * self.keep_short)
 
     @property
@@ -101,22 +102,22 @@ class Settings:
 
     @property
     def per_step(self) -> int:
-        """Return the rows of a step, of either kind."""
+        """Return the rows of one optimiser step: long ones, and windows of --keep-short."""
         return int(self.rows.value) + self.keep_short
 
     @property
     def longest(self) -> int:
-        """Return the tokens of the longest row."""
+        """Return the tokens of the longest training row."""
         return max(int(self.row_tokens.value), self.context if self.keep_short else 0)
 
     @property
     def named(self) -> dict[str, Setting]:
-        """Return each setting by its name."""
+        """Return each setting of a training by its name."""
         return {k: v for k, v in vars(self).items() if isinstance(v, Setting)}
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """The model that is trained, and the lengths that it is extended from and to."""
 
     parameters: int
@@ -125,7 +126,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Amount:
+class DataAmount:
     """How much there is to read, and how many processes share it."""
 
     per_pass: int = 0  # rows that the data holds; 0 if it is not read yet
@@ -133,14 +134,14 @@ class Amount:
     judging: int = 1  # tokens that an evaluation reads; 0 if no document is held out
 
 
-UNREAD = Amount()
+UNREAD = DataAmount()
 
 
-def settings(options: Finetune, size: Size, amount: Amount = UNREAD) -> Settings:
-    """Return the settings of a run. Before the data is read, the steps are the most that the run
-    may take."""
+def finetune_settings(options: Finetune, size: ModelSize, amount: DataAmount = UNREAD) -> Settings:
+    """Return the settings of a fine-tuning. Before the data is read, the steps are the most that
+    the run may take."""
 
-    chosen = partial(_chosen, options)
+    chosen = partial(_option_setting, options)
     judging = amount.judging
     is_open = judging > 0 and options.steps is None and options.epochs is None
     is_open = is_open and options.patience != 0
@@ -157,9 +158,9 @@ def settings(options: Finetune, size: Size, amount: Amount = UNREAD) -> Settings
     row = _row_tokens(options, size.context, size.target)
     rows = Setting(max(1, round(batch.value / row.value)), f"batch tokens: {batch.source}")
     if amount.per_pass and options.steps is None:
-        rows = _shared_rows(options, rows, amount)
+        rows = _rows_of_data(options, rows, amount)
         if not is_open:
-            steps = _of_data(options, rows.value, amount.per_pass)
+            steps = _steps_of_data(options, rows.value, amount.per_pass)
     _, rate, why_rate = next(row for row in LEARNING_RATES if size.parameters < row[0])
     rank = chosen("rank", 16, "YaRN's released LoRA script")
     warmup, why = (10, POSE) if options.strategy == "pose" else (20, YARN)
@@ -191,12 +192,15 @@ def settings(options: Finetune, size: Size, amount: Amount = UNREAD) -> Settings
     )
 
 
-def _chosen(options: TrainingOptions, name: str, default: Any, source: str) -> Setting:
+def _option_setting(options: TrainingOptions, name: str, default: Any, source: str) -> Setting:
+    """Return a training setting: the option's value if it is given, else the default with its
+    source."""
     value = getattr(options, name)
     return Setting(default, source) if value is None else Setting(value, ASKED)
 
 
 def _row_tokens(options: TrainingOptions, context: int, target: int) -> Setting:
+    """Return the length of a training row: the target, or --window of short rows (pose)."""
     if options.strategy == "full":
         return Setting(target, "the target")
     if options.window is not None:
@@ -210,8 +214,8 @@ def _row_tokens(options: TrainingOptions, context: int, target: int) -> Setting:
     return Setting(window, f"twice the context, at most 2048 ({POSE}) and half the target")
 
 
-def _shared_rows(options: Finetune, rows: Setting, amount: Amount) -> Setting:
-    """Return the rows of a step: fewer if the data holds few."""
+def _rows_of_data(options: Finetune, rows: Setting, amount: DataAmount) -> Setting:
+    """Return the rows of an optimiser step: fewer if the training data holds few."""
     wanted = max(1, int((options.epochs or SHARED) * amount.per_pass))
     if options.batch_tokens is not None or wanted >= FEWEST_STEPS * rows.value:
         return rows
@@ -222,8 +226,8 @@ def _shared_rows(options: Finetune, rows: Setting, amount: Amount) -> Setting:
     return Setting(fewer, f"fewer, for {FEWEST_STEPS} steps of this data (--batch-tokens)")
 
 
-def _of_data(options: Finetune, rows: int, per_pass: int) -> Setting:
-    """Return the steps if the amount of data, or --epochs, limits the rows."""
+def _steps_of_data(options: Finetune, rows: int, per_pass: int) -> Setting:
+    """Return the optimiser steps if the amount of data, or --epochs, limits the rows."""
     of_data = max(1, int((options.epochs or PASSES) * per_pass) // rows)
     if options.epochs is not None:
         return Setting(of_data, "--epochs")
@@ -232,7 +236,8 @@ def _of_data(options: Finetune, rows: int, per_pass: int) -> Setting:
 
 
 def micro_rows(options: TrainingOptions, row_tokens: int, share: int) -> int:
-    """Return the rows that one device reads at once: a divisor of its share of a step."""
+    """Return the training rows that one device reads at once (--micro-rows): a divisor of its
+    share of a step."""
     wanted = min(share, options.micro_rows or max(1, MICRO_TOKENS // row_tokens))
     return max(size for size in range(1, wanted + 1) if share % size == 0)
 
@@ -253,13 +258,15 @@ FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 
 
 def fit_settings(options: Fit, context: int, target: int, pairs: int) -> Settings:
-    """Return the settings of a fit, in windows of the target's length or in short rows."""
+    """Return the settings of a fit of the spectrum, in windows of the target's length or in
+    short rows."""
     # A fit in short rows is judged only at its end: judging takes passes of the target's length.
     parts = 1 if options.strategy == "pose" else JUDGEMENTS
     until = options.eval_every or max(1, options.steps // parts)
     row = _row_tokens(options, context, target)
 
-    def said(name: str) -> str:
+    def source_of(name: str) -> str:
+        """Return the source of a setting of a fit: its option, or a measurement."""
         return flag(name) if name in options.model_fields_set else FIT_MEASURED
 
     rate = FIT_LEARNING_RATE
@@ -270,9 +277,9 @@ def fit_settings(options: Fit, context: int, target: int, pairs: int) -> Setting
     rate = min(MOST_FIT_LEARNING_RATE, rate * (FAR_SHARE if target >= FAR_FACTOR * context else 1))
     return Settings(
         row_tokens=row,
-        rows=Setting(max(1, round(options.batch_tokens / row.value)), said("batch_tokens")),
-        steps=Setting(options.steps, said("steps")),
-        learning_rate=_chosen(options, "learning_rate", rate, why),
+        rows=Setting(max(1, round(options.batch_tokens / row.value)), source_of("batch_tokens")),
+        steps=Setting(options.steps, source_of("steps")),
+        learning_rate=_option_setting(options, "learning_rate", rate, why),
         warmup=Setting(max(1, options.steps // FIT_WARMUP_SHARE), FIT_MEASURED),
         schedule=Setting(FIT_SCHEDULE, FIT_MEASURED),
         rank=None,

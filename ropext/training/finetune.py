@@ -41,17 +41,17 @@ from ropext.training import (
 )
 from ropext.training.learning import NEXT_TOKEN_LEARNING, masked_learning
 from ropext.training.new_rows import NewRows
-from ropext.training.objective import Objective, TrainedPart
+from ropext.training.objective import TrainedPart, TrainingObjective
 from ropext.training.origin import Origin, open_origin
 from ropext.training.result import Finetuned
 from ropext.training.rows import (
     ControlRows,
     KeyRows,
-    Rows,
-    WithShort,
+    RowsWithShortWindows,
+    TrainingRows,
+    count_rows,
     join_documents,
-    rows_in,
-    strategy_of,
+    row_strategy,
 )
 
 if TYPE_CHECKING:
@@ -60,14 +60,15 @@ if TYPE_CHECKING:
 STOPS = "stops when held-out documents no longer improve"
 
 
-def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
-    """Read model, tokenizer and data; choose the settings."""
+def prepare_finetune(model: str, source: str, options: Finetune) -> "AdapterObjective":
+    """Read the model, tokenizer and data of a fine-tuning, choose its settings, and return the
+    objective."""
     origin = open_origin(model)
     record = origin.record
     trained = origin.trained(options)
     options = options.model_copy(update={"train": trained})
-    size = defaults.Size(_parameters(origin.snapshot), record.context, record.target)
-    settings = defaults.settings(options, size)
+    size = defaults.ModelSize(_count_parameters(origin.snapshot), record.context, record.target)
+    settings = defaults.finetune_settings(options, size)
     length = settings.row_tokens.value
     processes.check_rows(settings.rows.value, length, options.keep_short)
     processes.check_fsdp(options.qlora, trained)
@@ -83,7 +84,7 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
     learning = NEXT_TOKEN_LEARNING
     if origin.masked:
         learning = masked_learning(masked_tokens(encoder, model))
-    strategy = strategy_of(options, length, record.target, origin.two_sets_up_to)
+    strategy = row_strategy(options, length, record.target, origin.two_sets_up_to)
     most = settings.rows.value * settings.steps.value * length
     division = data.Division(
         wanted_tokens=most if options.epochs is None else NO_LIMIT,
@@ -92,7 +93,7 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
         judging=options.eval_documents if options.evaluate is None else 0,
         before=recorded_training(record),
     )
-    read = data.read(source, options, encoder, division)
+    read = data.read_training_data(source, options, encoder, division)
     documents = list(read.documents)
     if options.packing == "glued":
         documents = join_documents(documents, encoder.tokenizer.eos_token_id, options.seed)
@@ -100,13 +101,13 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
     reads = None
     if judging and not processes.is_fsdp():
         lengths = (record.context, record.target)
-        reads = data.judge_of(
+        reads = data.judging_workload(
             judging, lengths, options.held_out_seed, prediction=learning.prediction
         )
-    amount = defaults.Amount(
-        rows_in(documents, strategy), processes.readers(), data.tokens_of(reads)
+    amount = defaults.DataAmount(
+        count_rows(documents, strategy), processes.readers(), data.count_judging_tokens(reads)
     )
-    settings = defaults.settings(options, size, amount)
+    settings = defaults.finetune_settings(options, size, amount)
     if trained == "new-rows":
         settings = replace(settings, rank=None, alpha=None)
     count = settings.rows.value * settings.steps.value
@@ -122,15 +123,15 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
         settings=settings,
         data=read,
         encoder=encoder,
-        rows=Rows(documents, strategy, count, options.seed, questions),
+        rows=TrainingRows(documents, strategy, count, options.seed, questions),
         judge=reads,
         chooses_step=bool(settings.patience),
         learning=learning,
     )
 
 
-def _parameters(snapshot: Snapshot) -> int:
-    """Count the numbers in a checkpoint's tensors."""
+def _count_parameters(snapshot: Snapshot) -> int:
+    """Count the numbers in the tensors of a checkpoint that is fine-tuned."""
     count = 0
     for name in snapshot.weight_files:
         for tensor in read_header(snapshot.path(name)).tensors.values():
@@ -139,7 +140,7 @@ def _parameters(snapshot: Snapshot) -> int:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AdapterObjective(Objective[Finetuned]):
+class AdapterObjective(TrainingObjective[Finetuned]):
     """A training of a LoRA, of new rows, or of both. The held-out loss may choose the step; the
     result is merged."""
 
@@ -169,21 +170,23 @@ class AdapterObjective(Objective[Finetuned]):
             self.remarks.append(f"at most {self.settings.steps.value} steps, {STOPS}")
         if options.retrieval_share:
             self.remarks.append(report.trained_to_retrieve_text(options.retrieval_share))
-        self.tuned = trainer.History()
-        self.control: trainer.History | None = None
+        self.tuned = trainer.TrainingHistory()
+        self.control: trainer.TrainingHistory | None = None
 
     @property
     def forward_tokens(self) -> int:
+        """Return the number of tokens that the evaluations of a fine-tuning read without
+        gradients."""
         evaluations = -(-self.settings.steps.value // self.settings.between)
         # Also before and after; base and control read through the short window, which takes twice
         # as much.
         passes = evaluations + (6 if self.options.control else 4)
-        return int(passes * data.tokens_of(self.judge))
+        return int(passes * data.count_judging_tokens(self.judge))
 
     @property
     def why_no_judge(self) -> str | None:
-        """Return why no document is read, although the user did not turn the evaluation off; else
-        None."""
+        """Return why no held-out document judges the fine-tuning, although the user did not turn
+        the evaluation off; else None."""
         if self.judge is not None or not self.options.eval_documents:
             return None
         if processes.is_fsdp():
@@ -196,12 +199,14 @@ class AdapterObjective(Objective[Finetuned]):
             f"target, too few to hold one out; name others with --eval, or {REMEDY}"
         )
 
-    def moving(self, model: "PreTrainedModel") -> TrainedPart:
+    def trained_part(self, model: "PreTrainedModel") -> TrainedPart:
+        """Return the layers that get a LoRA, and the new rows of a position table; refuse a
+        device or a launch that cannot train them."""
         from accelerate import init_empty_weights
 
-        device = models.device(self.options)
+        device = models.training_device(self.options)
         if self.options.qlora:
-            models.four_bits(device)
+            models.qlora_quantiser(device)
         if processes.is_fsdp() and device.type == "cpu":
             raise UsageError(
                 "launched with FSDP on a CPU, and accelerate silently runs DDP there; use GPUs, or "
@@ -209,11 +214,11 @@ class AdapterObjective(Objective[Finetuned]):
             )
         names = list[str]()
         if self.settings.rank is not None:
-            names = models.target_names(model, self.options.targets)
+            names = models.lora_layer_names(model, self.options.targets)
         with init_empty_weights(include_buffers=False):
             joined = models.add_adapter(model, self.options, self.settings, self.new_rows)
         count = sum(p.numel() for p in joined.parameters() if p.requires_grad)
-        new_rows = self.new_rows.counted(joined) if self.new_rows else []
+        new_rows = self.new_rows.count_rows(joined) if self.new_rows else []
         for rows in new_rows:
             count -= rows.fixed
         return TrainedPart(
@@ -223,10 +228,10 @@ class AdapterObjective(Objective[Finetuned]):
             new_rows=tuple(map(str, new_rows)),
         )
 
-    def variant(self, label: str, history: trainer.History | None = None) -> Variant:
-        """Return a model to read, with the adapter that a training left. The base and its control
-        are read through the short window, with a position table's rows from before the extension.
-        """
+    def variant(self, label: str, history: trainer.TrainingHistory | None = None) -> Variant:
+        """Return a model to read, with the adapter that a fine-tuning left. The base and its
+        control are read through the short window, with a position table's rows from before the
+        extension."""
         adapter = None if history is None else str(history.best_checkpoint)
         if label not in (BASE, CONTROL):
             return Variant(label, EXTENDED, self.snapshot, adapter=adapter)
@@ -236,8 +241,8 @@ class AdapterObjective(Objective[Finetuned]):
         return Variant(label, label, self.snapshot, config, beside, adapter=adapter)
 
     def measure(self, pause: Show) -> None:
-        """Print the notes on the result; then read the base through its short window and the
-        extended model as it is."""
+        """Print the notes on the fine-tuning; then read the base through its short window and
+        the extended model as it is."""
         if self.why_no_judge:
             self.note(f"not evaluated: {self.why_no_judge}")
         if self.origin.record.more.get(READ_FROM):
@@ -255,28 +260,29 @@ class AdapterObjective(Objective[Finetuned]):
         self._read([self.variant(BASE), self.variant(UNTUNED)], pause, said)
 
     def _read(self, variants: Sequence[Variant], pause: Show, sentence: str = "") -> None:
-        """Have models read the documents that judge; do not repeat the readings of an earlier
-        run."""
+        """Have models read the held-out documents that judge the fine-tuning; do not repeat the
+        readings of an earlier run."""
         if self.judge is None or not processes.is_main():
             return
         load = partial(self._load, sentence)
         self.models |= self.read(Models(load).computing, variants, pause)
 
     def _load(self, sentence: str = "", _: object = None) -> "PreTrainedModel":
-        """Load the model in evaluation mode; print the `sentence`, if there is one, first."""
+        """Load the model to fine-tune, in evaluation mode; print the `sentence`, if there is
+        one, first."""
         if sentence:
             self.say(sentence)
         gc.collect()  # frees the model before it
         torch.manual_seed(self.options.seed)
-        return models.load(self.snapshot, self.options)
+        return models.load_to_train(self.snapshot, self.options)
 
     def learn(self) -> None:
-        """Train the adapter. With --control, train one on the base with the same tokens too, for as
+        """Train the LoRA. With --control, train one on the base with the same tokens too, for as
         many steps as the kept weights have."""
         model = self._load()
         rows = self.rows
         patience = self.settings.patience
-        self.check_jumps(model)
+        self.check_pose_jumps(model)
         learning = self.learning
         reason = learning.use_sliced_loss(model)
         if reason is not None:
@@ -286,7 +292,7 @@ class AdapterObjective(Objective[Finetuned]):
         if not self.options.control:
             return
         pieces = ControlRows(rows, self.context)
-        lowered = trainer.missed(self.tuned.evaluations) if patience else ()
+        lowered = trainer.steps_without_gain(self.tuned.evaluations) if patience else ()
         as_tuned = trainer.Stopping(until=self.tuned.counted, lowered_after=lowered)
         with applied(self._load(), self.variant(BASE)) as model:
             learning.use_sliced_loss(model)
@@ -296,10 +302,10 @@ class AdapterObjective(Objective[Finetuned]):
         self,
         label: str,
         model: "PreTrainedModel",
-        rows: Rows | ControlRows,
+        rows: TrainingRows | ControlRows,
         stopping: trainer.Stopping,
-    ) -> trainer.History:
-        """Train an adapter of a model, and return the history."""
+    ) -> trainer.TrainingHistory:
+        """Train a LoRA of a model, and return the history of its steps."""
         settings = self.settings
         options = self.options
         torch.manual_seed(options.seed)
@@ -311,7 +317,7 @@ class AdapterObjective(Objective[Finetuned]):
         self.say(f"training {label}: {until or settings.steps.value} steps {tokens}")
         documents = self.rows.documents
         long = settings.rows.value * rows.per_row
-        mixed = WithShort(rows, long, documents, self.context, options)
+        mixed = RowsWithShortWindows(rows, long, documents, self.context, options)
         learned = self.learning.rows(mixed, self.encoder.tokenizer, options.seed)
         longest = self.context if label == CONTROL else self.target
         job = trainer.Optimisation(
@@ -325,18 +331,20 @@ class AdapterObjective(Objective[Finetuned]):
             stopping=stopping,
             save_every=options.save_every,
         )
-        return trainer.train(job, self.say)
+        return trainer.run_trainer(job, self.say)
 
     def _evaluate(self, model: nn.Module, step: int) -> tuple[float, float]:
+        """Read the held-out documents with the LoRA as it is after a step; return the losses of
+        the far half and of the tail."""
         assert self.judge is not None
         model.eval()
-        done = judge.read_now(model, self.variant(TUNED), self.judge, pause=self.show)
+        done = judge.read_in_training(model, self.variant(TUNED), self.judge, pause=self.show)
         # The tail alone has few tokens: more steps would look worse by chance.
         return rules.far_loss(done, TUNED), rules.tail_loss(done, TUNED)
 
     def choose(self, pause: Show) -> Finetuned:
-        """Return the result: the best evaluated weights, or the last, and each model's reading of
-        the same tokens."""
+        """Return the result of the fine-tuning: the best evaluated weights, or the last, and
+        each model's reading of the same tokens."""
         tuned = self.tuned
         control = self.control
         trained = {TUNED: tuned} | ({CONTROL: control} if control else {})
@@ -352,7 +360,7 @@ class AdapterObjective(Objective[Finetuned]):
             stopped_early=tuned.stopped_early,
             by_step=tuned.losses,
             evaluations=tuned.evaluations,
-            numbers=judge.numbers_of(measured) if measured else {},
+            numbers=judge.training_numbers(measured) if measured else {},
             overlap=self.overlap,
             control={"steps": control.steps, "losses": control.losses} if control else None,
             notes=self.notes,
@@ -360,24 +368,27 @@ class AdapterObjective(Objective[Finetuned]):
         if self.overlap is not None and self.overlap != self.overlap_before:
             self.note(self.overlap.sentence)
         if self.settings.is_open and done.passes > 1:
-            self.note(f"{done.passes:,.1f} passes over the text{report.too_often(done.passes)}")
+            warning = report.repeated_text_warning(done.passes)
+            self.note(f"{done.passes:,.1f} passes over the text{warning}")
         return done
 
-    def told(self, result: Finetuned) -> str:
+    def result_text(self, result: Finetuned) -> str:
+        """Return the text that `finetune` prints at its end."""
         return tuned_report.finetune_result(result)
 
     def write(self, result: Finetuned, manner: WriteOptions) -> None:
         # Files that --report-to tensorboard wrote.
+        """Write OUT with the merged LoRA, and the files of OUT/training."""
         folder = self.folder / TUNED
         paths = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
         trackers = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-        files = tuned_report.finetune_files(result, self.kept(result))
-        files |= trackers | self.first_steps()
+        files = tuned_report.finetune_files(result, self.kept_json(result))
+        files |= trackers | self.first_steps_log()
         weights = tuned_writing.TunedWeights(
             origin=self.origin,
             new_rows=self.new_rows,
             adapter=self.tuned.best_checkpoint,
             control=None if self.control is None else self.control.best_checkpoint,
         )
-        story = tuned_report.finetune_summary(result, self.needs)
+        story = tuned_report.finetune_story(result, self.needs)
         tuned_writing.write_tuned(result, weights, files, story, manner)

@@ -16,20 +16,21 @@ from ropext.options.training import Fit
 from ropext.planning import Plan
 from ropext.results.overlap import recorded_training
 from ropext.training import data, defaults
-from ropext.training.data import TrainingData, judge_of
-from ropext.training.judge import few
-from ropext.training.rows import FitQuestions, Full, Pose, Rows, strategy_of
+from ropext.training.data import TrainingData, judging_workload
+from ropext.training.judge import few_documents_warning
+from ropext.training.rows import FitQuestions, FullRows, PoseRows, TrainingRows, row_strategy
 from ropext.training.spectrum_objective import SpectrumObjective
 from ropext.training.starts import check_geometry, choose_starts
 
 FEWEST = 16  # fewest rows of the target's length that are read from a stream
 
 
-def prepare(
+def prepare_fit(
     model: str, source: str, options: Fit, revision: str | None = None, named: str = ""
 ) -> SpectrumObjective:
-    """Read model, tokenizer and data; settle which numbers move and where they start. If `model` is
-    a directory made of a GGUF, `named` is the user's name for the GGUF."""
+    """Read the model, tokenizer and data of a fit; settle which numbers of the spectrum move,
+    and their start. If `model` is a directory made of a GGUF, `named` is the user's name for the
+    GGUF."""
     if processes.is_fsdp():
         raise UsageError(
             "fit trains a few numbers, so there is nothing to shard; launch it with DDP, not FSDP "
@@ -53,19 +54,19 @@ def prepare(
     per_step = settings.rows.value
     processes.check_rows(per_step, length, options.keep_short)
     beyond = plan.main.rope.spectrum.short_context or 0
-    strategy = strategy_of(options, length, plan.target, beyond)
+    strategy = row_strategy(options, length, plan.target, beyond)
     encoder = corpus.DocumentEncoder(
         load_tokenizer(snapshot, False), plan.model.vocab_size, options.held_out_seed
     )
     enough = max(options.steps * max(options.batch_tokens, plan.target), FEWEST * plan.target)
     record = read_record(snapshot.directory)
-    read = data.read_for_fit(
+    read = data.read_fit_data(
         source, options, encoder, plan.target, enough, recorded_training(record)
     )
-    posed = _questions(encoder, read, options, plan, strategy)
-    notes = list(posed.why_none)
+    posed = _pose_questions(encoder, read, options, plan, strategy)
+    notes = list(posed.why_no_questions)
     notes += read.notes
-    if warning := few(read.held_out):
+    if warning := few_documents_warning(read.held_out):
         notes.append(warning)
     if options.packing == "glued":
         notes.append(
@@ -82,8 +83,12 @@ def prepare(
         settings=settings,
         data=read,
         encoder=encoder,
-        rows=Rows(read.documents, strategy, count, options.seed, posed.drawn, far_half=True),
-        judge=judge_of(read.held_out, (plan.context, plan.target), encoder.seed, encoder.bos),
+        rows=TrainingRows(
+            read.documents, strategy, count, options.seed, posed.drawn, far_half=True
+        ),
+        judge=judging_workload(
+            read.held_out, (plan.context, plan.target), encoder.seed, encoder.bos
+        ),
         chooses_step=True,
         within=starts.within,
         starts=starts.forms,
@@ -94,34 +99,35 @@ def prepare(
 
 
 @dataclass(frozen=True)
-class Posed:
+class PosedQuestions:
     """Retrieval questions of a fit."""
 
     drawn: FitQuestions | None = None  # questions in the training rows
     near: Sequence[Item] = ()  # questions inside the context, of the base
     far: Sequence[Item] = ()  # questions at the target, before and after the fit
-    why_none: Sequence[str] = ()  # why there are no questions
+    why_no_questions: Sequence[str] = ()  # why there are no questions
 
 
-def _questions(
+def _pose_questions(
     encoder: corpus.DocumentEncoder,
     read: TrainingData,
     options: Fit,
     plan: Plan,
-    strategy: Full | Pose,
-) -> Posed:
-    """Draw the questions; draw none if none are wanted, or if none can be made."""
+    strategy: FullRows | PoseRows,
+) -> PosedQuestions:
+    """Draw the retrieval questions of a fit; draw none if none are wanted, or if none can be
+    made."""
     share = options.retrieval_share
     count = options.retrieval_items
     if not share and not count:
-        return Posed()
+        return PosedQuestions()
     questions = FitQuestions(encoder, read.documents, strategy, options.seed, share)
-    reason = questions.why_none(min(plan.context, plan.target))
+    reason = questions.why_no_questions(min(plan.context, plan.target))
     if reason is not None:
-        return Posed(why_none=[f"retrieval is left out: {reason}"])
+        return PosedQuestions(why_no_questions=[f"retrieval is left out: {reason}"])
     check_amount(count * (plan.context + plan.target), "give fewer --retrieval-items")
     if not count:
-        return Posed(questions)
-    near = questions.measured(plan.context, count)
-    far = questions.measured(plan.target, count)
-    return Posed(questions, near, far)
+        return PosedQuestions(questions)
+    near = questions.measured_questions(plan.context, count)
+    far = questions.measured_questions(plan.target, count)
+    return PosedQuestions(questions, near, far)

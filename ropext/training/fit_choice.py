@@ -12,8 +12,8 @@ from ropext.training import fit_report, spectrum
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The choice of the spectrum that is written, with its reason."""
+class SpectrumChoice:
+    """The step whose spectrum a fit writes, with its reason."""
 
     step: int  # 0 = the start
     reason: str
@@ -21,7 +21,7 @@ class Verdict:
 
     @property
     def pair_factors(self) -> tuple[float, ...]:
-        """Return by how much each pair is slowed."""
+        """Return by how much the spectrum that a fit writes slows each pair."""
         site = self.plan.main
         return compression(site.rope.spectrum, site.wanted)
 
@@ -43,12 +43,12 @@ def why_start_stays(measured: Measurement, start: str) -> str | None:
     return None
 
 
-def notes_on_written(verdict: Verdict, measured: Measurement, ceiling: float) -> list[str]:
+def notes_on_written(verdict: SpectrumChoice, measured: Measurement, ceiling: float) -> list[str]:
     """Return notes on the written spectrum: pairs that a guard held (no pair factor above
     `ceiling`), and whether truncation is still better."""
     notes = list[str]()
     label = FITTED if verdict.step else START
-    guarded = spectrum.held(verdict.pair_factors, ceiling)
+    guarded = spectrum.pairs_at_limit(verdict.pair_factors, ceiling)
     if verdict.step and guarded:
         notes.append(f"stopped at a limit of the fit: pair {', '.join(map(str, guarded))}")
     behind = rules.far_change(measured, label, BASE)

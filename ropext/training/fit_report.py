@@ -13,7 +13,7 @@ from ropext.results.values import Value
 from ropext.training.report import (
     TrainingSummary,
     json_files,
-    section_of,
+    record_section,
 )
 from ropext.training.result import Fitted
 
@@ -23,8 +23,8 @@ FIT_FACTS = ("kept", "reason", "start", "step", "tokens", "change")
 
 
 def change_text(change: Value) -> str:
-    """Write a change as `0.0540 nats per token lower over the second half, 95 % interval -0.0770 to
-    -0.0310`."""
+    """Write the change of the loss by a fit as `0.0540 nats per token lower over the second
+    half, 95 % interval -0.0770 to -0.0310`."""
     way = "lower" if change.value < 0 else "higher"
     text = f"{abs(change.value):.4f} nats per token {way} over the second half"
     if change.ci95 is None:
@@ -33,7 +33,7 @@ def change_text(change: Value) -> str:
 
 
 def share_text(change: Value) -> str:
-    """Write the change of the share of right answers, with its interval."""
+    """Write the change by a fit of the share of right answers, with its interval."""
     ends = change.ci95 or (change.value, change.value)
     return f"{change.value:+.2f}, 95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}"
 
@@ -56,9 +56,9 @@ def fit_result(done: Fitted) -> str:
 
 
 def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
-    """Say which engines no longer read the written form, and how much the narrower form costs at
-    most. A fit within yarn begins at yarn's closed form, whose loss is `distance` above this one.
-    """
+    """Return the note on engines that do not read the form of a fitted spectrum, and on how much
+    the narrower form costs at most. A fit within yarn begins at yarn's closed form, whose loss
+    is `distance` above this one."""
     lost = list[str]()  # loaders that read it otherwise
     names = list[str]()
     for reading in newest(written.readings):
@@ -80,11 +80,12 @@ def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
 
 
 def fit_tables(done: Fitted) -> tuple[Table, ...]:
-    """Return the numbers on held-out documents, and the pair factors."""
-    return done.tables[0], _fit_factors(done)
+    """Return the tables of a fit: numbers on held-out documents, and the pair factors."""
+    return done.tables[0], _pair_factors_table(done)
 
 
-def _fit_factors(done: Fitted) -> Table:
+def _pair_factors_table(done: Fitted) -> Table:
+    """Return the table of the pair factors: fitted, and of the closed forms."""
     site = done.plan.main
     forms = scaling.well_known(site.rope, done.plan.target)
     header = ["pair", "wavelength", "written"]
@@ -109,7 +110,7 @@ def fit_story(done: Fitted, within: str) -> TrainingSummary:
     training = done.training
     judge = training.judge
     assert judge is not None  # of a fit
-    section = section_of(done, FITTED_BY, FIT_FACTS) | {
+    section = record_section(done, FITTED_BY, FIT_FACTS) | {
         "within": within,
         "documents": len(training.rows.documents),
         "judging": [document.name for document in judge.documents],
@@ -152,7 +153,7 @@ def fit_files(done: Fitted, kept: JsonObject) -> dict[str, bytes]:
 
 
 def _factors_picture(done: Fitted) -> bytes:
-    """Draw the pair factors and the closed forms' pair factors as a PNG."""
+    """Draw the fitted pair factors and the closed forms' as the PNG of OUT/fit."""
     from matplotlib.ticker import FuncFormatter
 
     from ropext.results.report import plots
@@ -172,6 +173,8 @@ def _factors_picture(done: Fitted) -> bytes:
 
 
 def _positions_picture(done: Fitted) -> bytes:
+    """Draw the loss by position on held-out documents, before and after a fit, as the PNG of
+    OUT/fit."""
     from ropext.results.report import plots
 
     assert done.measurement is not None  # of a fit

@@ -28,17 +28,19 @@ def write_fitted(
     manner: WriteOptions,
     finish: Callable[[Path], None] | None,
 ) -> None:
-    """Write and verify OUT, as a whole or not at all; `extras` are files of OUT, and `finish` adds
-    more."""
+    """Write and verify OUT of a fit, as a whole or not at all; `extras` are files of OUT, and
+    `finish` adds more."""
     plan = done.plan
     output = done.output
     snapshot = done.training.snapshot
 
     def prove(directory: Path) -> JsonObject:
+        """Write the files of OUT/fit, and verify the fitted checkpoint with transformers."""
         write_files(directory, extras)
         return proof.prove_plan(directory, plan, snapshot.config)
 
     def card_with_numbers(proved: JsonObject | None) -> Card:
+        """Return the model card of a fitted checkpoint, with the numbers of its fit."""
         plain = card_of(plan, BaseName.of(snapshot), output.name, proved)
         return replace(plain, summary=plain.summary + story.summary, numbers=story.numbers)
 

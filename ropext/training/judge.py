@@ -30,34 +30,34 @@ REPORTED = ("tail@", "tail_nll@", "in_window@", "in_window_nll@", GAIN, "short_t
 KNOBS = "knobs.json"  # the knobs of a judged step
 
 
-def read_now(
+def read_in_training(
     model: nn.Module,
     variant: Variant,
     reads: Workload,
     store: Store | None = None,
     pause: Show = no_progress,
 ) -> Measurement:
-    """Read documents with a model as it computes now."""
+    """Read held-out documents with a model in training, as it computes after its last step."""
     stores = {variant.label: store or Store()}
     progress = Progress(hooks=Hooks(show=pause))
     return Reader(lambda _: nullcontext(model)).measure([variant], reads, stores, progress)
 
 
-def short_tokens_of(reads: Workload) -> int:
-    """Count the tokens that the base reads in its short windows."""
+def count_base_tokens(reads: Workload) -> int:
+    """Count the tokens of held-out documents that the base of a fit reads in its short windows."""
     windows = short_windows(reads.frame.longest, reads.frame.context)
     return len(reads.documents) * forward_tokens(windows)
 
 
-def can_answer(items: Sequence[ItemScore]) -> bool:
-    """Return whether a base answers its questions inside its own context; True if there are
-    none."""
+def base_can_answer(items: Sequence[ItemScore]) -> bool:
+    """Return whether the base of a fit answers its questions inside its own context; True if
+    there are none."""
     return not items or share_of_answers(items).value >= CAN_DO
 
 
-def numbers_of(measured: Measurement) -> dict[str, dict[str, Value]]:
-    """Return the numbers that a training reports of each model; the base is compared with itself
-    too."""
+def training_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
+    """Return the numbers that a training reports of each model: base, untuned, control and
+    tuned. The base is compared with itself too."""
     readings = measured.readings
     base = readings.get(BASE)
     numbers = dict[str, dict[str, Value]]()
@@ -74,8 +74,9 @@ def numbers_of(measured: Measurement) -> dict[str, dict[str, Value]]:
 
 
 def fit_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
-    """Return the same numbers of spectra, with their far half and the share of right answers."""
-    numbers = numbers_of(measured)
+    """Return the numbers that a fit reports of each spectrum, with its far half and the share of
+    right answers."""
+    numbers = training_numbers(measured)
     frame = measured.frame
     for label, reading in measured.readings.items():
         values = numbers[label]
@@ -85,8 +86,9 @@ def fit_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
     return numbers
 
 
-def few(documents: Sequence[corpus.Document]) -> str | None:
-    """Return the warning that the documents are too few for an interval, if they are."""
+def few_documents_warning(documents: Sequence[corpus.Document]) -> str | None:
+    """Return the warning that the held-out documents of a fit are too few for an interval, if
+    they are."""
     if len(documents) >= FEWEST_DOCUMENTS:
         return None
     return (
@@ -97,8 +99,8 @@ def few(documents: Sequence[corpus.Document]) -> str | None:
 
 
 class JudgedSteps:
-    """The steps that were judged on the way. Each step's spectrum and reading are kept on the disk,
-    so that a resumed run knows them and any step can be written in the end."""
+    """The steps of a fit that were judged on the way. Each step's spectrum and reading are kept
+    on the disk, so that a resumed run knows them and any step can be written in the end."""
 
     def __init__(self, folder: Path, reads: Workload, variant: Variant) -> None:
         self.folder = folder
@@ -106,17 +108,19 @@ class JudgedSteps:
         self.variant = variant
 
     def keep(self, step: int, knobs: JsonObject, store: Store) -> None:
-        """Write a step; write its knobs last, since a kill may come before them."""
+        """Write a judged step of a fit; write its knobs last, since a kill may come before them."""
         store.put(KNOBS, dict(knobs))
         store.written(self.folder / str(step))
 
     def models(self) -> dict[str, MeasuredModel]:
-        """Return every step that was kept whole, by its number, in order."""
+        """Return the readings of every judged step of a fit that was kept whole, by its number,
+        in order."""
         names = sorted((path.parent.name for path in self.folder.glob(f"*/{KNOBS}")), key=int)
         variants = [replace(self.variant, label=name) for name in names]
         stores = {name: Store(self.folder / name) for name in names}
         return dict(self.reads.measured(variants, stores).models)
 
     def knobs(self, step: int) -> dict[str, Json]:
+        """Return the fields of a recipe that plan the spectrum of a judged step."""
         knobs = Store(self.folder / str(step)).get(KNOBS).items()
         return {key: tuple(value) if isinstance(value, list) else value for key, value in knobs}

@@ -85,6 +85,8 @@ class MaskedRows(Sequence[Row]):
         return len(self.rows)
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+        """Return the training row of this number between special tokens, with tokens masked by
+        the seed and the number alone."""
         from transformers import DataCollatorForLanguageModeling
 
         row = self.rows[number]
@@ -102,8 +104,8 @@ def _masked_loss(
     labels: torch.Tensor,
     num_items_in_batch: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the stock loss, but as the mean of all masked tokens of a step; BERT's own loss takes
-    the mean of each batch."""
+    """Return the stock loss of masked tokens in training, as the mean over a whole step; BERT's
+    own loss takes the mean of each batch."""
     from transformers.loss.loss_utils import ForMaskedLMLoss
 
     logits = outputs.logits

@@ -23,7 +23,8 @@ PROBE = 32  # tokens
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in training into evaluation mode, inside the `with` block."""
     training = model.training
     model.eval()
     try:
@@ -32,8 +33,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def probe_ids(model: "PreTrainedModel") -> torch.Tensor:
-    """Return random tokens that probe how a model computes."""
+def probe_token_ids(model: "PreTrainedModel") -> torch.Tensor:
+    """Return random tokens that probe how a model computes before it is trained."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     generator = torch.Generator().manual_seed(0)
@@ -42,19 +43,20 @@ def probe_ids(model: "PreTrainedModel") -> torch.Tensor:
 
 @torch.no_grad()
 def why_not_sliced(model: "PreTrainedModel") -> str | None:
-    """Return None if the loss may be computed from head and decoder separately, else the reason."""
-    with _evaluating(model):
-        return why_not_plain(model, probe_ids(model))
+    """Return None if the training loss may be computed from head and decoder separately, else
+    the reason."""
+    with _in_evaluation_mode(model):
+        return why_not_plain(model, probe_token_ids(model))
 
 
 @torch.no_grad()
 def chunks_are_joined(model: "PreTrainedModel", jump: int) -> bool:
-    """Return whether tokens after a jump in the positions still see the tokens before it, as pose
-    needs.
+    """Return whether tokens after a jump in the positions of a training row still see the tokens
+    before it, as pose needs.
 
     Some attention implementations take a jump for the border of a packed document.
     """
-    ids = probe_ids(model)
+    ids = probe_token_ids(model)
     positions = torch.arange(PROBE, device=ids.device)
     positions[PROBE // 2 :] += jump
     changed = ids.clone()
@@ -64,7 +66,7 @@ def chunks_are_joined(model: "PreTrainedModel", jump: int) -> bool:
         "position_ids": positions[None],
         "use_cache": False,
     }
-    with _evaluating(model):
+    with _in_evaluation_mode(model):
         one = model(input_ids=ids, **inputs).logits[:, PROBE // 2 :]
         two = model(input_ids=changed, **inputs).logits[:, PROBE // 2 :]
     return not torch.equal(one, two)
@@ -77,7 +79,7 @@ MINIMUM = 64
 
 
 def slice_tokens(vocabulary: int) -> int:
-    """Return the number of tokens whose logits are in memory at once."""
+    """Return the number of tokens whose logits are in memory at once in a sliced training loss."""
     return max(MINIMUM, SLICE_VALUES // vocabulary)
 
 
@@ -87,8 +89,8 @@ def sliced_cross_entropy(
     bias: torch.Tensor | None,
     labels: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the sum of the losses of hidden (n, h) against labels (n), in float32; IGNORED labels
-    count nothing."""
+    """Return the sum of the training losses of hidden (n, h) against labels (n), in float32;
+    IGNORED labels count nothing."""
     apply: Callable[..., torch.Tensor] = _Sliced.apply
     return apply(hidden, weight, bias, labels, slice_tokens(weight.shape[0]))
 
@@ -110,6 +112,8 @@ class _Sliced(torch.autograd.Function):
         labels: torch.Tensor,
         size: int,
     ) -> torch.Tensor:
+        """Return the loss, and keep its gradients of hidden states, weight and bias for the
+        backward pass."""
         total = hidden.new_zeros((), dtype=torch.float32)
         needed = ctx.needs_input_grad
         of_hidden = torch.zeros_like(hidden) if needed[0] else None
@@ -144,14 +148,16 @@ class _Sliced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *up: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients that `forward` kept, times the gradient of the loss."""
         gradients = list[torch.Tensor | None]()
         for gradient in ctx.saved_tensors:
             gradients.append(None if gradient is None else gradient * up[0])
         return (*gradients, None, None)
 
 
-def shift(labels: torch.Tensor) -> torch.Tensor:
-    """Return the labels moved to the position before their token; the last position has none."""
+def next_token_labels(labels: torch.Tensor) -> torch.Tensor:
+    """Return the training labels moved to the position before their token; the last position has
+    none."""
     return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
@@ -169,13 +175,15 @@ class SlicedForward:
         num_items_in_batch: torch.Tensor | int | None = None,
         **inputs: torch.Tensor | bool,
     ) -> "ModelOutput":
+        """Return the training loss of labels without logits; without labels, call the model's
+        own forward."""
         if shift_labels is None:
             if labels is None:
                 output: ModelOutput = type(self.model).forward(
                     self.model, input_ids=input_ids, **inputs
                 )
                 return output
-            shift_labels = shift(labels)
+            shift_labels = next_token_labels(labels)
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         inputs.pop("use_cache", None)
@@ -190,11 +198,12 @@ class SlicedForward:
 
 
 def head_loss(model: "PreTrainedModel", hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the losses, computed inside a call of the output layer. Only there does
-    FSDP have the layer's weights, which it shares among processes."""
+    """Return the sum of the training losses, computed inside a call of the output layer. Only
+    there does FSDP have the layer's weights, which it shares among processes."""
     head = trained_head(model)
 
     def forward(states: torch.Tensor) -> torch.Tensor:
+        """Return the loss in the place of the output layer's logits."""
         return sliced_cross_entropy(states.to(head.weight.dtype), head.weight, head.bias, labels)
 
     with replaced_forward(head, forward):
@@ -203,7 +212,8 @@ def head_loss(model: "PreTrainedModel", hidden: torch.Tensor, labels: torch.Tens
 
 
 def trained_head(model: "PreTrainedModel") -> nn.Linear:
-    """Return the output layer, or PEFT's copy if PEFT trains a copy of it."""
+    """Return the output layer of a model in training, or PEFT's copy if PEFT trains a copy of
+    it."""
     head: Any = model.get_output_embeddings()
     copies = getattr(head, "modules_to_save", None)
     if copies is not None:
@@ -213,7 +223,7 @@ def trained_head(model: "PreTrainedModel") -> nn.Linear:
 
 
 def use_sliced_loss(model: "PreTrainedModel") -> str | None:
-    """Give a causal model the sliced loss; return the reason if it keeps its own."""
+    """Give a causal model the sliced training loss; return the reason if it keeps its own."""
     reason = by_first(lambda: why_not_sliced(model))
     if reason is None:
         model.forward = SlicedForward(model)

@@ -33,38 +33,40 @@ if TYPE_CHECKING:
 TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
-def device(options: TrainingOptions) -> torch.device:
+def training_device(options: TrainingOptions) -> torch.device:
     """Return the device on which this process trains; with CUDA, a GPU of its own."""
     name = device_of(options)
     return torch.device("cuda", local_rank()) if name.startswith("cuda") else torch.device(name)
 
 
-def dtype(options: TrainingOptions) -> torch.dtype:
-    """Return the dtype of the frozen weights: bfloat16 on a GPU, float32 on a CPU, which emulates
-    bfloat16."""
+def training_dtype(options: TrainingOptions) -> torch.dtype:
+    """Return the dtype of the weights that are frozen in training: bfloat16 on a GPU, float32 on
+    a CPU, which emulates bfloat16."""
     if options.dtype != "auto":
         chosen: torch.dtype = getattr(torch, options.dtype)
         return chosen
-    return torch.bfloat16 if device(options).type == "cuda" else torch.float32
+    return torch.bfloat16 if training_device(options).type == "cuda" else torch.float32
 
 
-def load(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedModel":
-    """Load the model with its weights, and with the attention that the user chose, or one that it
-    has. Under FSDP the first process alone holds the weights, and accelerate shares them out from
-    there (its cpu_ram_efficient_loading)."""
-    where = device(options)
+def load_to_train(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedModel":
+    """Load the model to train with its weights, and with the attention that the user chose, or
+    another that it has. Under FSDP the first process alone holds the weights, and accelerate
+    shares them out from there (its cpu_ram_efficient_loading)."""
+    where = training_device(options)
     qlora = isinstance(options, Finetune) and options.qlora
     packed = qlora or bool(snapshot.quantisation)
     how = Loading(
-        dtype=dtype(options),
+        dtype=training_dtype(options),
         place={"": where} if packed else None,
         attention=options.attn_implementation,
         masked=is_masked(snapshot),
-        quantiser=four_bits(where) if qlora else None,
+        quantiser=qlora_quantiser(where) if qlora else None,
     )
     if processes.is_fsdp() and not processes.is_main():
         with loading_errors(snapshot, how):
-            model = with_attention(how.attention, partial(skeleton, snapshot, dtype=dtype(options)))
+            model = with_attention(
+                how.attention, partial(skeleton, snapshot, dtype=training_dtype(options))
+            )
     else:
         model = load_model(snapshot, how)
     if processes.is_fsdp():
@@ -80,7 +82,7 @@ def load(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedModel":
 
 
 def check_tracker(name: str) -> None:
-    """Refuse an unknown tracker, and a tracker whose package is not installed."""
+    """Refuse an unknown tracker of --report-to, and a tracker whose package is not installed."""
     if name not in TRACKERS:
         raise UsageError(f"--report-to is one of {', '.join(TRACKERS)}, was {name!r}")
     package = TRACKERS[name]
@@ -93,7 +95,7 @@ def check_tracker(name: str) -> None:
         )
 
 
-def four_bits(where: torch.device) -> "BitsAndBytesConfig":
+def qlora_quantiser(where: torch.device) -> "BitsAndBytesConfig":
     """Return QLoRA's quantiser: 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, section
     3)."""
     import transformers
@@ -119,15 +121,15 @@ def add_adapter(
     settings: Settings,
     new_rows: NewRows | None = None,
 ) -> "PeftModel":
-    """Return the model in PEFT, with a trainable LoRA. Norms, embeddings and a position table are
+    """Return the model in PEFT, with a LoRA to train. Norms, embeddings and a position table are
     trained as full copies; in the table only new rows move."""
     import peft
     from peft.utils.constants import DUMMY_TARGET_MODULES
 
     names: list[str] | str = DUMMY_TARGET_MODULES  # PEFT's word for none
     if settings.rank is not None and settings.alpha is not None:
-        linear = target_names(model, options.targets)
-        check_rank(model, linear, settings.rank.value)
+        linear = lora_layer_names(model, options.targets)
+        check_lora_rank(model, linear, settings.rank.value)
         # Full names if a short one would also match outside of the text decoder.
         inside = {id(module) for module in model.get_decoder().modules()}
         where = dict[str, bool]()
@@ -165,7 +167,7 @@ def add_adapter(
     return joined
 
 
-def target_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]:
+def lora_layer_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]:
     """Return the short names of the linear layers that get a LoRA, all or the `wanted` ones; refuse
     a name that no layer has.
 
@@ -199,8 +201,8 @@ def target_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]
 
 
 def _norm_names(model: nn.Module) -> list[str]:
-    """Return the full names of the norms: modules without children whose class is called a norm and
-    whose weights have one dimension."""
+    """Return the full names of the norms to train: modules without children whose class is
+    called a norm and whose weights have one dimension."""
     names = []
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
@@ -210,8 +212,9 @@ def _norm_names(model: nn.Module) -> list[str]:
     return names
 
 
-def check_rank(model: "PreTrainedModel", names: Iterable[str], rank: int) -> None:
-    """Refuse a rank beyond a layer's smaller side, which would train more than the layer has."""
+def check_lora_rank(model: "PreTrainedModel", names: Iterable[str], rank: int) -> None:
+    """Refuse a --rank of a LoRA beyond a layer's smaller side, which would train more than the
+    layer has."""
     wanted = set(names)
     sides = [
         (min(module.weight.shape), name)

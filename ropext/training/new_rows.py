@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedRows:
     """The rows of one table that are trained."""
 
     name: str  # the name of the table's module
@@ -39,7 +39,8 @@ class NewRows:
     table: Growth
 
     def modules(self, model: "PreTrainedModel") -> list[str]:
-        """Return the names of a position table's modules; PEFT trains copies of these."""
+        """Return the names of a position table's modules whose new rows are trained; PEFT trains
+        copies of these."""
         tables = list[str]()
         for name, _ in model.named_parameters():
             if self.table.positions.is_table(name):
@@ -47,14 +48,14 @@ class NewRows:
         return tables
 
     def prepare(self, joined: nn.Module) -> None:
-        """Let only new rows move in the copies of a table, in float32 as a LoRA is: small steps
-        would round to nothing."""
+        """Let only new rows move in PEFT's copies of a position table, in float32 as a LoRA is:
+        small steps would round to nothing."""
         for _, rows in self.tables(joined):
             (module,) = (m for m in joined.modules() if m._parameters.get("weight") is rows)
             kind = rows.dtype
             rows.data = rows.data.float()
             module.register_forward_hook(lambda _, __, read, kind=kind: read.to(kind))
-            rows.register_hook(partial(_without_old, self.table))
+            rows.register_hook(partial(_new_rows_gradient, self.table))
 
     def tables(self, joined: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the copies of a position table in which new rows are trained, with the names of the
@@ -64,20 +65,20 @@ class NewRows:
             if weight.requires_grad and self.table.positions.is_table(plain):
                 yield plain.removesuffix(".weight"), weight
 
-    def counted(self, joined: nn.Module) -> list[Counted]:
-        """Count the rows that move, by table."""
+    def count_rows(self, joined: nn.Module) -> list[CountedRows]:
+        """Count the rows of each position table that training moves."""
         count = self.table.target - len(self.table.old_rows)
-        counted = list[Counted]()
+        counted = list[CountedRows]()
         for name, rows in self.tables(joined):
             fixed = (len(rows) - count) * rows.shape[1]
-            counted.append(Counted(name, count, fixed))
+            counted.append(CountedRows(name, count, fixed))
         return counted
 
     def write(
         self, snapshot: Snapshot, adapter: Path, directory: Path, manner: WriteOptions
     ) -> JsonObject:
-        """Write the trained rows into their table, with every other byte unchanged; return the
-        comparison."""
+        """Write the trained rows into their position table, with every other byte unchanged;
+        return the comparison."""
         from safetensors.torch import load_file
 
         from ropext.files.schemes import growing  # late: no rotary model needs it
@@ -98,9 +99,9 @@ class NewRows:
         return growing.compare_tables(snapshot, directory, growth, places)
 
 
-def _without_old(table: Growth, gradient: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the new rows alone: AdamW, its weight decay zero, then leaves the
-    others."""
+def _new_rows_gradient(table: Growth, gradient: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a position table's new rows alone: AdamW, its weight decay zero,
+    then leaves the others."""
     offset = table.positions.offset
     rows = list(range(offset))
     for row in table.old_rows.values():

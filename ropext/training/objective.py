@@ -91,7 +91,7 @@ class TrainedPart:
 
 
 @dataclass(frozen=True)
-class Requirements:
+class TrainingNeeds:
     """The parts that a training moves, and the memory that it takes."""
 
     targets: tuple[str, ...]  # trained parts, new rows of tables among them
@@ -106,9 +106,9 @@ class Requirements:
 Done = TypeVar("Done", bound=TrainingResult)
 
 
-class Objective(Training, ABC, Generic[Done]):
-    """The parameters of a model that move, the measurements, and how the winner is chosen and
-    written. From `run` on it holds the state of one process of the run."""
+class TrainingObjective(Training, ABC, Generic[Done]):
+    """A fine-tuning or a fit: the numbers that move, the measurements, and how the winner is
+    chosen and written. From `run` on it holds the state of one process of the run."""
 
     command: ClassVar[str]
     kind: type[Done]  # of its result
@@ -116,7 +116,7 @@ class Objective(Training, ABC, Generic[Done]):
     title: str  # names the training in a clause
     remarks: Sequence[str]  # notes before the training
     facts: Mapping[str, Json] = {}  # values that --json shows for this kind alone
-    needs: Requirements
+    needs: TrainingNeeds
     folder: Path
     output: Path
     call: Call
@@ -130,17 +130,18 @@ class Objective(Training, ABC, Generic[Done]):
     @property
     @abstractmethod
     def forward_tokens(self) -> int:
-        """Return the number of tokens read without gradients."""
+        """Return the number of tokens that the training reads without gradients."""
 
     @abstractmethod
-    def moving(self, model: "PreTrainedModel") -> TrainedPart:
+    def trained_part(self, model: "PreTrainedModel") -> TrainedPart:
         """Return the trained part of a model without weights; refuse a device or a launch that
         cannot train it."""
 
     def decides(self, show: Show = no_progress, *, files: bool = False) -> dict[str, Json]:
-        """Return all values that decide the numbers. With `files`, add the options that decide only
-        files, and the digests of the files that the output takes from its base. If no digest of the
-        weights is remembered, ropext reads them, and `show` shows the progress."""
+        """Return all values that decide the numbers of a training. With `files`, add the options
+        that decide only files, and the digests of the files that the output takes from its base.
+        If no digest of the weights is remembered, ropext reads them, and `show` shows the
+        progress."""
         options = self.options
         digests = Digests(show)
         chosen = {name: setting.value for name, setting in self.settings.named.items()}
@@ -160,12 +161,12 @@ class Objective(Training, ABC, Generic[Done]):
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens read with gradients."""
+        """Return the number of tokens that the training reads with gradients."""
         return self.settings.tokens
 
     def counts(self) -> Self:
-        """Count the needs on a model without weights and return the objective; refuse a model that
-        cannot be trained."""
+        """Count the memory and the parameters of a training on a model without weights, and
+        return the objective; refuse a model that cannot be trained."""
         settings = self.settings
         options = self.options
         models.check_tracker(options.report_to)
@@ -177,22 +178,22 @@ class Objective(Training, ABC, Generic[Done]):
         tokens = rows * settings.longest // processes.of_each_row()
         activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
         numbers = sum(parameter.numel() for parameter in model.parameters())
-        moved = self.moving(model)
-        self.needs = Requirements(
+        moved = self.trained_part(model)
+        self.needs = TrainingNeeds(
             targets=moved.names + moved.new_rows,
             new_rows=moved.new_rows,
             moving=moved.count,
             moving_bytes=COPIES * moved.size,
-            weight_bytes=models.dtype(options).itemsize * numbers,
-            recompute=activations > PLENTY * free_memory(models.device(options)),
+            weight_bytes=models.training_dtype(options).itemsize * numbers,
+            recompute=activations > PLENTY * free_memory(models.training_device(options)),
             sliced=self.learning.why_whole or predicted_head_problem(model),
         )
         return self
 
     def done_before(self, output: Path, call: Call) -> Done | None:
         """Return the result of this same training, if it is finished and all its files are
-        unchanged; else None, also with --force. Refuse a finished result of other options or files.
-        """
+        unchanged; else None, also with --force. Refuse a finished training of other options or
+        files."""
         file = output / self.kind.file
         if call.force or not file.is_file() or not guard.is_as_written(output):
             return None
@@ -209,7 +210,7 @@ class Objective(Training, ABC, Generic[Done]):
         )
 
     def to_json(self) -> dict[str, Json]:
-        """Return the values that `--dry-run --json` shows."""
+        """Return the values that `finetune --dry-run --json` and `fit --dry-run --json` show."""
         settings = self.settings
         needs = self.needs
         options = self.options
@@ -247,24 +248,24 @@ class Objective(Training, ABC, Generic[Done]):
 
     @abstractmethod
     def learn(self) -> None:
-        """Train; `choose` then reads the trained models."""
+        """Train the model; `choose` then reads the trained models."""
 
     @abstractmethod
     def choose(self, pause: Show) -> Done | None:
-        """Read the trained models, and choose the one to write; only the first process must return
-        a result."""
+        """Read the trained models, and choose the weights or spectrum to write; only the first
+        process must return a result."""
 
     @abstractmethod
     def write(self, result: Done, manner: WriteOptions) -> None:
-        """Write OUT as a whole or not at all."""
+        """Write OUT of the training as a whole or not at all."""
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse an output, or a folder of the run, that holds something else or has no room.
-        Accept a finished result of this training."""
+        """Refuse an output of a training, or a folder of its run, that holds something else or
+        has no room. Accept a finished result of this training."""
         if self.done_before(output, call) is not None:
             return
-        self._settle(output, call, changes=False)  # before weights are hashed
-        self._place(output, call).check(call.force)
+        self._settle_output(output, call, changes=False)  # before weights are hashed
+        self._run_folder(output, call).check(call.force)
 
     def make(self, output: Path, call: Call) -> Done | None:
         """Run the training, resume it from the last checkpoint, or return the result if it is
@@ -276,8 +277,8 @@ class Objective(Training, ABC, Generic[Done]):
                 recover(output, refused=True)
                 release(beside(output), output)
             return before
-        place = self._place(output, call)
-        self._settle(output, call, changes=processes.is_main())
+        place = self._run_folder(output, call)
+        self._settle_output(output, call, changes=processes.is_main())
         self.counts()
         rank, world = processes.rank_and_count()
         with place.claimed(call.force, rank, world, call.hooks.say):
@@ -285,9 +286,9 @@ class Objective(Training, ABC, Generic[Done]):
                 call = replace(call, hooks=SILENT)
             return self.run(place.folder, output, call)
 
-    def _settle(self, output: Path, call: Call, *, changes: bool) -> None:
-        """Refuse an output that holds something else, or has no room, before hours of work. If it
-        may make `changes`, first clear away the leftovers of a kill."""
+    def _settle_output(self, output: Path, call: Call, *, changes: bool) -> None:
+        """Refuse an output of a training that holds something else, or has no room, before hours
+        of work. If it may make `changes`, first clear away the leftovers of a kill."""
         record = self.record
         reads: list[Path | str] = [self.snapshot.directory]
         if record is not None:
@@ -298,14 +299,14 @@ class Objective(Training, ABC, Generic[Done]):
                 settle_output(place)
             else:
                 check_output(place)
-            check_space(output, room_for(self.snapshot, self.options))
+            check_space(output, output_bytes(self.snapshot, self.options))
         finally:
             if changes:
                 release(beside(output), output)
 
-    def _place(self, output: Path, call: Call) -> Workdir:
-        """Return the folder for unfinished work; print which libraries changed since the run
-        began."""
+    def _run_folder(self, output: Path, call: Call) -> Workdir:
+        """Return the folder OUT.run of an unfinished training; print which libraries changed
+        since the run began."""
         say = call.hooks.say
         now = versions()
         place = Workdir(output, self.command, self.decides(file_progress(say)), {"versions": now})
@@ -321,7 +322,7 @@ class Objective(Training, ABC, Generic[Done]):
         return place
 
     def run(self, folder: Path, output: Path, call: Call) -> Done | None:
-        """Run all steps that the folder does not hold yet, and return the result."""
+        """Do all parts of a training that its folder does not hold yet, and return the result."""
         self.folder = folder
         self.output = output
         self.call = call
@@ -329,7 +330,7 @@ class Objective(Training, ABC, Generic[Done]):
         self.show = told(self.say)
         after = f"finished work is kept in {folder}; run the same command to resume"
         with kept_after_interrupt(after, lambda: has_work(folder)):
-            with self._guarded(folder):
+            with self._stop_on_full_memory_or_disk(folder):
                 with pausing(self.say, self.show) as pause:
                     self.measure(pause)
                 self.learn()
@@ -337,16 +338,16 @@ class Objective(Training, ABC, Generic[Done]):
                     result = self.choose(pause)
             if result is not None and processes.is_main():
                 check_unchanged(self.snapshot, "trained")  # its files become a part of OUT
-                with self._guarded(output):
+                with self._stop_on_full_memory_or_disk(output):
                     self.say("writing the checkpoint, then verifying it with transformers")
                     show = file_progress(self.say)
                     self.write(result, WriteOptions(self.options.link, call.force, show=show))
         return result
 
     @contextmanager
-    def _guarded(self, folder: Path) -> Iterator[None]:
-        """Report in one sentence that memory, or the disk of a folder, is full or fails; earlier
-        checkpoints are kept."""
+    def _stop_on_full_memory_or_disk(self, folder: Path) -> Iterator[None]:
+        """Report in one sentence that memory, or the disk of a training's folder, is full or
+        fails; earlier checkpoints are kept."""
         with memory_errors(self.out_of_memory):
             try:
                 yield
@@ -361,19 +362,19 @@ class Objective(Training, ABC, Generic[Done]):
             )
 
     def note(self, sentence: str) -> None:
-        """Print a sentence now, and keep it for the result."""
+        """Print a sentence on the training now, and keep it for the result."""
         self.notes.append(sentence)
         self.say(sentence)
 
     @property
     def measured(self) -> Measurement:
-        """Return the measurement of all models that were read."""
+        """Return the measurement of all models that were read before and after the training."""
         judge = self.reads
         return Measurement(judge.frame, self.models, judge.described)
 
     @property
     def reads(self) -> Workload:
-        """Return the reads that judge; there must be some."""
+        """Return the held-out documents that judge the training; there must be some."""
         assert self.judge is not None
         return self.judge
 
@@ -384,8 +385,8 @@ class Objective(Training, ABC, Generic[Done]):
         pause: Show,
         items: Sequence[Item] | None = None,
     ) -> Mapping[str, MeasuredModel]:
-        """Have variants read the judging documents, or answer `items` instead, each by itself. Keep
-        the readings, so that a resumed run does not repeat them."""
+        """Have variants read the documents that judge the training, or answer `items` instead,
+        each by itself. Keep the readings, so that a resumed run does not repeat them."""
         reads = self.reads
         folder = self.folder / "readings"
         if items is not None:
@@ -394,8 +395,8 @@ class Objective(Training, ABC, Generic[Done]):
         progress = Progress(hooks=Hooks(show=pause))
         return Reader(computing).measure(variants, reads, stores, progress).models
 
-    def check_jumps(self, model: "PreTrainedModel") -> None:
-        """Refuse short rows if their second chunk would not see the first."""
+    def check_pose_jumps(self, model: "PreTrainedModel") -> None:
+        """Refuse to train on short rows (pose) if their second chunk would not see the first."""
         if self.options.strategy != "pose":
             return
         jump = self.target - loss.PROBE
@@ -405,25 +406,26 @@ class Objective(Training, ABC, Generic[Done]):
                 "nothing of the first, so it would learn nothing; use --strategy full"
             )
 
-    def kept(self, result: Done) -> dict[str, Json]:
-        """Return the content that OUT keeps: the result, and the values that decide it.
-        `done_before` reads it."""
+    def kept_json(self, result: Done) -> dict[str, Json]:
+        """Return the content of result.json in OUT: the result of the training, and the values
+        that decide it. `done_before` reads it."""
         content = result.to_json()
         del content["output"]
         return {DECIDES: self.decides(files=True), CONTENT: values_json(content)}
 
     @abstractmethod
-    def told(self, result: Done) -> str:
-        """Return the text that the command prints at its end."""
+    def result_text(self, result: Done) -> str:
+        """Return the text that `finetune` or `fit` prints at its end."""
 
-    def first_steps(self) -> dict[str, bytes]:
-        """Return the log of the time and memory of first steps, as a file of the result."""
+    def first_steps_log(self) -> dict[str, bytes]:
+        """Return the log of the time and memory of the first optimiser steps, as a file of OUT."""
         log = self.folder / USED
         return {USED: guard.signed_log(log.read_bytes())} if log.is_file() else {}
 
 
-def room_for(snapshot: Snapshot, options: TrainingOptions) -> int:
-    """Count the bytes of OUT's weights: the tuned ones, and the copies of the base's."""
+def output_bytes(snapshot: Snapshot, options: TrainingOptions) -> int:
+    """Count the bytes of weights in OUT of a training: the tuned ones, and the copies of the
+    base's."""
     copies = 0
     is_slim = False
     if isinstance(options, Finetune):

@@ -51,8 +51,8 @@ class Origin:
     two_sets_up_to: int = 0
 
     def trained(self, options: Finetune) -> Train:
-        """Return which parts are trained, with the default filled in; refuse options for another
-        kind."""
+        """Return which parts a fine-tuning trains (--train), with the default filled in; refuse
+        options for another kind."""
         if self.table is None:
             if options.train not in (None, "lora"):
                 raise UsageError(
@@ -78,9 +78,9 @@ class Origin:
         return wanted
 
 
-def _never_extended(snapshot: Snapshot) -> str:
-    """Return why a directory without a record is not trained; a scaled one must not be extended
-    twice."""
+def _never_extended_text(snapshot: Snapshot) -> str:
+    """Return why a directory without a record is not fine-tuned; a scaled one must not be
+    extended twice."""
     rotates = read_positions(snapshot.config) is None
     if rotates and any(
         site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites
@@ -96,9 +96,9 @@ def _never_extended(snapshot: Snapshot) -> str:
     )
 
 
-def _trained_already(snapshot: Snapshot, record: Record) -> str:
-    """Return why a fine-tuned checkpoint is not trained again, and the checkpoint to train instead;
-    --slim left its base out."""
+def _trained_already_text(snapshot: Snapshot, record: Record) -> str:
+    """Return why a fine-tuned checkpoint is not trained again, and the checkpoint to train
+    instead; --slim left its base out."""
     said = f"{snapshot.name} is the result of a fine-tuning already"
     untuned = snapshot.directory / BASE
     if (untuned / "config.json").is_file():
@@ -111,7 +111,8 @@ def _trained_already(snapshot: Snapshot, record: Record) -> str:
 
 
 def open_origin(model: str) -> Origin:
-    """Read the extended checkpoint; refuse a checkpoint that was never extended."""
+    """Open the extended checkpoint that a fine-tuning begins from; refuse a checkpoint that was
+    never extended."""
     if bundled.find_gguf(model) is not None:
         raise UsageError(
             f"finetune {model}: a GGUF file takes no gradients and holds no adapter; "
@@ -125,7 +126,7 @@ def open_origin(model: str) -> Origin:
     if record is None and rotary is not None:
         record = record_of_config(snapshot)
     if record is None:
-        raise InputError(_never_extended(snapshot))
+        raise InputError(_never_extended_text(snapshot))
     read = rotary or scheme
     assert read is not None
     masked = is_masked(snapshot)  # without a head it is refused
@@ -141,7 +142,7 @@ def open_origin(model: str) -> Origin:
             "during training)"
         )
     if record.more.get("finetune"):
-        raise InputError(_trained_already(snapshot, record))
+        raise InputError(_trained_already_text(snapshot, record))
     if read.context != record.target:
         raise InputError(
             f"{model}: ropext.json says that it was extended to {record.target} tokens, but its "

@@ -11,9 +11,9 @@ from ropext.base.table import Table, columns
 from ropext.files.checkpoint.provenance import TRAINED_ON
 from ropext.results.report.text import bytes_text
 from ropext.training.data import Training
-from ropext.training.objective import Objective
+from ropext.training.objective import TrainingObjective
 from ropext.training.result import Finetuned, Fitted
-from ropext.training.rows import Rows
+from ropext.training.rows import TrainingRows
 
 # From here on repeated text teaches less and less (Muennighoff et al. 2023, figure 1).
 MANY_PASSES = 8
@@ -29,18 +29,19 @@ class TrainingSummary:
     trained_on: JsonObject  # of ropext.json, and next to the adapter
 
     def sections(self, name: str) -> dict[str, Json]:
-        """Return the sections of ropext.json."""
+        """Return the sections of ropext.json on a training."""
         return {name: dict(self.section), TRAINED_ON: dict(self.trained_on)}
 
 
-def plan_text(objective: Objective[Any]) -> str:
-    """Return the text that `--dry-run` prints: each setting with its source, then the needs."""
+def dry_run_text(objective: TrainingObjective[Any]) -> str:
+    """Return the text that `finetune --dry-run` or `fit --dry-run` prints: each setting with its
+    source, then the needs."""
     settings = objective.settings
     counts = objective.needs
     rows = objective.rows
     settings_rows = list[tuple[str, str, str]]()
     for name, setting in settings.named.items():
-        settings_rows.append((name.replace("_", " "), _plain(setting.value), setting.source))
+        settings_rows.append((name.replace("_", " "), _setting_text(setting.value), setting.source))
     most = "at most " if settings.is_open else ""
     lines = [
         f"trained: {counts.moving:,} parameters in {', '.join(counts.targets)}",
@@ -67,7 +68,8 @@ def plan_text(objective: Objective[Any]) -> str:
     return f"{title}\n\n{columns((), settings_rows)}\n\n{text}"
 
 
-def _plain(value: object) -> str:
+def _setting_text(value: object) -> str:
+    """Write the value of a training setting."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple | list):
@@ -76,7 +78,7 @@ def _plain(value: object) -> str:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files below a folder, by their relative paths."""
+    """Write the files of a training below a folder of OUT, by their relative paths."""
     for name, content in contents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +86,7 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def json_files(contents: JsonObject) -> dict[str, bytes]:
+    """Return the JSON files of a training's result, by their names, as bytes."""
     files = dict[str, bytes]()
     for name, content in contents.items():
         text = json.dumps(content, indent=1)
@@ -91,11 +94,11 @@ def json_files(contents: JsonObject) -> dict[str, bytes]:
     return files
 
 
-def section_of(
+def record_section(
     done: Finetuned | Fitted, options: Iterable[str], facts: Iterable[str]
 ) -> dict[str, Json]:
-    """Return the section of ropext.json on either training, with some options, and facts of the
-    result."""
+    """Return the section of ropext.json on a fine-tuning or a fit, with some options, and facts
+    of the result."""
     training = done.training
     record = done.to_json()
     section: dict[str, Json] = {
@@ -111,8 +114,8 @@ def section_of(
 
 
 def trained_to_retrieve_text(share: float) -> str:
-    """Say that the model was trained to retrieve; readers of its retrieval scores must know
-    that."""
+    """Return the sentence that the model was trained on retrieval questions; readers of its
+    retrieval scores must know that."""
     return (
         f"{share:.0%} of the training rows are retrieval questions worded like the task mkey, so "
         "its scores are those of a trained task."
@@ -120,7 +123,8 @@ def trained_to_retrieve_text(share: float) -> str:
 
 
 def short_windows_text(training: Training) -> list[str]:
-    """Return the sentence on windows of the original length, if there are any."""
+    """Return the sentence on training windows of the original length (--keep-short), if there
+    are any."""
     if not training.options.keep_short:
         return []
     return [
@@ -128,19 +132,19 @@ def short_windows_text(training: Training) -> list[str]:
     ]
 
 
-def passes_text(rows: Rows, most: str = "") -> str:
-    """Say how often the same text is read."""
+def passes_text(rows: TrainingRows, most: str = "") -> str:
+    """Return the sentence on how many rows a training reads, and how often the same text."""
     text = f"rows: {most}{len(rows):,}, and the documents hold {rows.per_pass:,}"
     if rows.passes <= 1:
         return text
     text += f": {most}{rows.passes:,.1f} passes"
     if most:  # the end says how often it was really read, because held-out documents decide that
         return text
-    return text + too_often(rows.passes)
+    return text + repeated_text_warning(rows.passes)
 
 
-def too_often(passes: float) -> str:
-    """Return the warning that the same text is read often, or "" if it is not."""
+def repeated_text_warning(passes: float) -> str:
+    """Return the warning that a training reads the same text often, or "" if it does not."""
     if passes < MANY_PASSES:
         return ""
     return (

@@ -31,15 +31,16 @@ class FinetuneRequest:
 
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator["AdapterObjective"]:
-        """Open the checkpoint, read the documents, choose the settings, and yield the objective."""
-        _guard({"DIR": self.directory}, self.data, self.options, output)
+        """Open the checkpoint to fine-tune, read the documents, choose the settings, and yield
+        the objective."""
+        _check_output_guard({"DIR": self.directory}, self.data, self.options, output)
         require_data(Source(self.data))
         if self.options.evaluate is not None:
             require_data(Source(self.options.evaluate, flag="--eval"))
         from ropext.training import finetune  # late: a wrong path is refused before torch is loaded
 
         with silenced():
-            yield finetune.prepare(self.directory, self.data, self.options)
+            yield finetune.prepare_finetune(self.directory, self.data, self.options)
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,25 @@ class FitRequest:
 
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator["SpectrumObjective"]:
-        """Open the model, read the documents, choose the settings, and yield the objective. A GGUF
-        is opened as a temporary directory of its weights."""
-        _guard({"MODEL": self.model}, self.data, self.options, output)
+        """Open the model to fit, read the documents, choose the settings, and yield the
+        objective. A GGUF is opened as a temporary directory of its weights."""
+        _check_output_guard({"MODEL": self.model}, self.data, self.options, output)
         require_data(Source(self.data))
         from ropext.training import fit  # late, as above
 
         with silenced(), directory_of(self.model, call.hooks.say) as place:
-            objective = fit.prepare(place, self.data, self.options, self.revision, named=self.model)
+            objective = fit.prepare_fit(
+                place, self.data, self.options, self.revision, named=self.model
+            )
             objective.finish = self.finish
             yield objective
 
 
-def _guard(subject: guard.Named, data: str, options: Finetune | Fit, output: Path | None) -> None:
-    """Refuse to write over, into or around an input."""
+def _check_output_guard(
+    subject: guard.Named, data: str, options: Finetune | Fit, output: Path | None
+) -> None:
+    """Refuse an output of `finetune` or `fit` that would write over, into or around one of its
+    inputs."""
     if output is None:
         return
     documents = None if isinstance(data, Texts) else data

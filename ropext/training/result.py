@@ -46,12 +46,13 @@ class TrainingResult(Result):
 
     @property
     def training(self) -> Training:
-        """Return the training itself; refuse if an earlier call did it."""
+        """Return the training whose result this is; refuse if an earlier call did it."""
         if self.work is None:
             raise self._is_over()
         return self.work
 
     def _is_over(self) -> InputError:
+        """Return the error of a question to a training that an earlier call finished."""
         return InputError(
             f"{self.output} was finished before, and its models and documents are not in memory; "
             "force=True (--force) trains again"
@@ -73,7 +74,7 @@ class TrainingResult(Result):
         return int(self.counted["target"])
 
     def to_json(self) -> dict[str, Json]:
-        """Return the values that the command prints with `--json`."""
+        """Return the values that `finetune --json` or `fit --json` prints."""
         content = {"output": str(self.output), self.counted_as: values_json(self.counted)}
         for part in fields(self):
             if (write := part.metadata.get("json", values_json)) is not None:
@@ -82,7 +83,7 @@ class TrainingResult(Result):
 
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
-        """Read the record that OUT keeps: its JSON, without the name of OUT."""
+        """Read result.json that a training left in OUT: its JSON, without the name of OUT."""
         kept: dict[str, Any] = {"output": output, "counted": content[cls.counted_as]}
         for part in fields(cls):
             if part.metadata != HIDDEN:
@@ -94,7 +95,7 @@ class TrainingResult(Result):
         return cls(**kept)
 
     def _same_documents(self) -> None:
-        """Return None: the readings of each document are gone with OUT.run."""
+        """Return None: the readings of each held-out document are gone with OUT.run."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -117,18 +118,18 @@ class Finetuned(TrainingResult):
 
     @property
     def passes(self) -> float:
-        """Return how often the text was read for the weights that are written."""
+        """Return how often the training text was read for the weights that are written."""
         passes = float(self.counted["passes"])
         return passes * self.kept_step / int(self.counted["steps"])
 
     @property
     def title(self) -> str:
-        """Name the output, and how far it was trained."""
+        """Name the output of a fine-tuning, and how far it was trained."""
         return f"<Finetuned in {self.output}: {self.kept_step} of {self.steps} steps>"
 
     @property
     def tables(self) -> list[Table]:
-        """Return the table of the readings before and after."""
+        """Return the table of the readings before and after the fine-tuning."""
         table = finetune_table(self.numbers, self.target, self.overlap, "On held-out documents")
         return [] if table is None else [table]
 
@@ -161,19 +162,19 @@ class Fitted(TrainingResult):
 
     @property
     def plan(self) -> Plan:
-        """Return the plan that was written; refuse if an earlier call wrote it."""
+        """Return the plan that a fit wrote; refuse if an earlier call wrote it."""
         if self.written is None:
             raise self._is_over()
         return self.written
 
     @property
     def title(self) -> str:
-        """Name the output, and the reason for its spectrum."""
+        """Name the output of a fit, and the reason for its spectrum."""
         return f"<Fitted in {self.output}: {self.reason}>"
 
     @property
     def tables(self) -> list[Table]:
-        """Return the table of the readings on held-out documents."""
+        """Return the table of the readings of a fit on held-out documents."""
         lengths = (self.context, self.target)
         wrote_fitted = self.kept == FITTED
         table = fit_table(
@@ -183,12 +184,13 @@ class Fitted(TrainingResult):
 
     @property
     def overlap(self) -> Overlap | None:
-        """Return the overlap of the judging documents with the documents that were trained on."""
+        """Return the overlap of the documents that judge a fit with the documents that were
+        trained on."""
         return read_overlap(self.counted["overlap"], self.output / self.file)
 
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
-        """Read the record that OUT keeps; the closed forms are in a separate file."""
+        """Read result.json that a fit left in OUT; the closed forms are in a separate file."""
         judgements = dict[int, float]()
         for judged in content["judgements"]:
             judgements[judged["step"]] = judged["far_half_nll"]

@@ -24,7 +24,7 @@ from ropext.options.training import TrainingOptions
 
 @dataclass(frozen=True)
 class Row:
-    """The model's input: ids at positions, and which ids the loss is taken on."""
+    """One training row: ids at positions, and which ids the loss is taken on."""
 
     ids: Ids
     positions: Ids
@@ -34,18 +34,19 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Full:
+class FullRows:
     """Rows of `length` tokens, one after another in a document."""
 
     length: int
 
     def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
+        """Cut the training row that begins at a token of a document."""
         piece = slice(start, start + self.length)
         return Row(document.ids[piece], np.arange(self.length), document.mask()[piece])
 
 
 @dataclass(frozen=True)
-class Pose:
+class PoseRows:
     """Positional skip-wise training (Zhu et al. 2023, section 3). A row of `length` tokens has two
     chunks; the positions of the second are moved by a gap drawn from 0 to target - length.
 
@@ -61,6 +62,8 @@ class Pose:
     beyond: int = 0
 
     def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
+        """Cut a training row of two chunks from a document, with a jump in the positions between
+        them."""
         first = int(rng.integers(1, self.length // 2 + 1))
         least = max(0, self.beyond + 1 - self.length)
         gap = int(rng.integers(least, self.target - self.length + 1))
@@ -79,13 +82,15 @@ class Pose:
         return Row(ids, positions, scored)
 
 
-def strategy_of(options: TrainingOptions, length: int, target: int, beyond: int) -> Full | Pose:
-    """Return the strategy that cuts rows of so many tokens."""
-    return Full(length) if options.strategy == "full" else Pose(length, target, beyond)
+def row_strategy(
+    options: TrainingOptions, length: int, target: int, beyond: int
+) -> FullRows | PoseRows:
+    """Return the --strategy that cuts training rows of so many tokens."""
+    return FullRows(length) if options.strategy == "full" else PoseRows(length, target, beyond)
 
 
-def rows_in(documents: Sequence[Document], strategy: Full | Pose) -> int:
-    """Count the whole rows of one pass."""
+def count_rows(documents: Sequence[Document], strategy: FullRows | PoseRows) -> int:
+    """Count the whole training rows of one pass over the documents."""
     return sum(len(document) // strategy.length for document in documents)
 
 
@@ -110,23 +115,25 @@ class KeyRows:
         self.seed = seed
         self.words = noise(encoder)
 
-    def falls_on(self, number: int) -> bool:
-        """Return whether the row of this number asks."""
+    def asks_in_row(self, number: int) -> bool:
+        """Return whether the training row of this number asks for keys."""
         return int((number + 1) * self.share) > int(number * self.share)
 
-    def row(self, number: int, strategy: Full | Pose, rng: np.random.Generator) -> Row | None:
-        """Return the row of this number if it asks, else None."""
-        if not self.falls_on(number):
+    def row(
+        self, number: int, strategy: FullRows | PoseRows, rng: np.random.Generator
+    ) -> Row | None:
+        """Return the training row of this number if it asks for keys, else None."""
+        if not self.asks_in_row(number):
             return None
-        return strategy.row(self.document(number, strategy.length), 0, rng)
+        return strategy.row(self.question_document(number, strategy.length), 0, rng)
 
-    def document(self, number: int, length: int) -> Document:
-        """Return exactly `length` tokens: keys in a haystack, then every question with its
-        answer."""
+    def question_document(self, number: int, length: int) -> Document:
+        """Return a training document of exactly `length` tokens: keys in a haystack, then every
+        question with its answer."""
         rng = derived_rng("questions", self.seed, length, number)
         ids = [] if self.encoder.bos is None else [self.encoder.bos]
         count = max(1, min(MOST, length // SPACE))
-        needles, filler = self._drawn(length - len(ids), count, rng)
+        needles, filler = self._drawn_keys(length - len(ids), count, rng)
         depths = sorted(rng.random() for _ in needles)
         ids += mkey.shared_prefix(filler, [stated for stated, _, _ in needles], depths)
         scored = [False] * len(ids)
@@ -136,10 +143,13 @@ class KeyRows:
             scored += [False] * len(question) + [True] * len(answer)
         return Document(np.asarray(ids, np.int32), np.asarray(scored))
 
-    def _drawn(
+    def _drawn_keys(
         self, length: int, count: int, rng: random.Random
     ) -> tuple[list[mkey.Needle], list[int]]:
+        """Draw the keys of a training row and a haystack that contains none of their answers."""
+
         def draw() -> tuple[list[mkey.Needle], list[int]]:
+            """Draw keys, and a haystack for the rest of the training row."""
             needles = mkey.draw_needles(self.encoder, count, rng)
             fixed = sum(len(part) for needle in needles for part in needle)
             if length < fixed:
@@ -151,19 +161,20 @@ class KeyRows:
             return needles, self._haystack(rng)(length - fixed, rng)
 
         def clear(drawn: tuple[list[mkey.Needle], list[int]]) -> bool:
+            """Return whether no answer occurs in the haystack."""
             needles, filler = drawn
             return not any(occurs(answer, filler) for _, _, answer in needles)
 
         return until_unambiguous(mkey.NAME, draw, clear)
 
     def _haystack(self, rng: random.Random) -> Haystack:
-        """Return a haystack of words, or of the text of a document that is trained on."""
+        """Return a haystack of words, or of the text of a training document."""
         if rng.random() < 0.5:
             return self.words
         return running_text(rng.choice(self.documents).ids.tolist())
 
 
-class Rows(Sequence[Row]):
+class TrainingRows(Sequence[Row]):
     """A sequence of `count` rows, which reads the documents again and again in a new order each
     time.
 
@@ -174,7 +185,7 @@ class Rows(Sequence[Row]):
     def __init__(
         self,
         documents: Sequence[Document],
-        strategy: Full | Pose,
+        strategy: FullRows | PoseRows,
         count: int,
         seed: int,
         questions: "KeyRows | FitQuestions | None" = None,
@@ -187,27 +198,27 @@ class Rows(Sequence[Row]):
         self.seed = seed
         self.questions = questions
         self.far_half = far_half
-        self.per_pass = rows_in(documents, strategy)
+        self.per_pass = count_rows(documents, strategy)
         self.per_row = 1  # pieces that a row is read in
         if not self.per_pass:
-            raise InputError(_too_short(documents, strategy))
+            raise InputError(_no_rows_text(documents, strategy))
         if not any(document.mask().any() for document in self.documents):
             raise InputError(
                 f"none of the {len(documents)} documents is long enough and has an assistant's "
                 "turn (a conversation is trained on those alone); give others, or plain text"
             )
-        self._order = lru_cache(maxsize=2)(self._pass_order)
+        self._order = lru_cache(maxsize=2)(self._rows_of_pass)
 
     @property
     def passes(self) -> float:
-        """Return how often the run goes through its documents."""
+        """Return how often a training goes through its documents."""
         return self.size / self.per_pass
 
     def __len__(self) -> int:
         return self.size
 
-    def _pass_order(self, number: int) -> npt.NDArray[np.int64]:
-        """Return (document, start) of each row of a pass."""
+    def _rows_of_pass(self, number: int) -> npt.NDArray[np.int64]:
+        """Return (document, start) of each training row of a pass, in its order."""
         rng = np.random.default_rng((self.seed, 0, number))
         places = []
         for index, document in enumerate(self.documents):
@@ -217,6 +228,7 @@ class Rows(Sequence[Row]):
         return rng.permutation(np.array(places))
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+        """Return the training row of this number, which the seed and the number alone decide."""
         if not 0 <= number < self.size:
             raise IndexError(number)
         rng = np.random.default_rng((self.seed, 1, number))
@@ -237,7 +249,7 @@ class ControlRows(Sequence[Row]):
     tokens of questions that fit its windows.
     """
 
-    def __init__(self, rows: Rows, context: int) -> None:
+    def __init__(self, rows: TrainingRows, context: int) -> None:
         self.rows = rows
         self.context = context
         self.per_row = -(-rows.strategy.length // context)  # pieces that a row is read in
@@ -246,12 +258,13 @@ class ControlRows(Sequence[Row]):
         return len(self.rows) * self.per_row
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+        """Return a window of the base's context from the tuned model's training row."""
         index, at = divmod(number, self.per_row)
         piece = slice(at * self.context, (at + 1) * self.context)
         length = len(range(self.rows.strategy.length)[piece])
         asking = self.rows.questions
-        if isinstance(asking, KeyRows) and asking.falls_on(index):
-            document = asking.document(number, length)
+        if isinstance(asking, KeyRows) and asking.asks_in_row(index):
+            document = asking.question_document(number, length)
             return Row(document.ids, np.arange(length), document.mask())
         row = self.rows[index]
         return Row(row.ids[piece], np.arange(length), row.scored[piece])
@@ -260,7 +273,8 @@ class ControlRows(Sequence[Row]):
 def join_documents(
     documents: Sequence[Document], separator: int | None, seed: int
 ) -> list[Document]:
-    """Join all documents into one, in a drawn order; attention crosses from each into the next."""
+    """Join all training documents into one (--packing glued), in a drawn order; attention
+    crosses from each into the next."""
     order = np.random.default_rng((seed, 2)).permutation(len(documents))
     ids: list[Ids] = []
     scored: list[Flags] = []
@@ -273,10 +287,11 @@ def join_documents(
     return [Document(np.concatenate(ids), np.concatenate(scored))] if ids else []
 
 
-def _too_short(documents: Sequence[Document], strategy: Full | Pose) -> str:
+def _no_rows_text(documents: Sequence[Document], strategy: FullRows | PoseRows) -> str:
+    """Return why no document is long enough for a training row."""
     count = len(documents)
     longest = max(map(len, documents), default=0)
-    if isinstance(strategy, Pose):
+    if isinstance(strategy, PoseRows):
         return (
             f"--window {strategy.length}: the longest of {count} documents has {longest} tokens; "
             f"give a --window of at most {longest}, or longer documents"
@@ -309,7 +324,7 @@ class FitQuestions:
         self,
         encoder: DocumentEncoder,
         documents: Sequence[Document],
-        strategy: Full | Pose,
+        strategy: FullRows | PoseRows,
         seed: int,
         share: float = 0.0,
     ) -> None:
@@ -322,13 +337,14 @@ class FitQuestions:
         self.before = [] if encoder.bos is None else [encoder.bos]
 
     def row(self, number: int, *_: object) -> Row | None:
-        """Return the next item if the row of this number asks, else None; items are evenly among
-        the rows."""
+        """Return the next question as a training row of a fit, if the row of this number asks,
+        else None; questions are evenly among the rows."""
         item = int((number + 1) * self.share)
-        return self.fitted(item) if item > int(number * self.share) else None
+        return self.question_row(item) if item > int(number * self.share) else None
 
-    def fitted(self, number: int) -> Row:
-        """Return one item as a row, with the loss on its answer alone."""
+    def question_row(self, number: int) -> Row:
+        """Return one retrieval question as a training row of a fit, with the loss on its answer
+        alone."""
         rng = np.random.default_rng((self.seed, FITTED, number))
         around = self.around[number // len(TASKS) % len(self.around)]
         room = self.strategy.length - len(self.before)
@@ -349,8 +365,9 @@ class FitQuestions:
         row = self.strategy.row(Document(ids, scored), 0, at)
         return replace(row, weight=QUESTION_WEIGHT)
 
-    def measured(self, length: int, count: int) -> list[Item]:
-        """Return items with keys among repeated sentences, which no fitted item has around it."""
+    def measured_questions(self, length: int, count: int) -> list[Item]:
+        """Return the questions that measure a fit, with keys among repeated sentences, which no
+        question in the training rows has around it."""
         around = repetition(self.encoder)
         room = length - len(self.before)
         task = find_task(FIT_TASK)
@@ -366,18 +383,18 @@ class FitQuestions:
             )
         return items[:count]
 
-    def why_none(self, length: int) -> str | None:
-        """Return why no item of this length can be made, or None."""
+    def why_no_questions(self, length: int) -> str | None:
+        """Return why a fit can make no questions of this length, or None."""
         try:
-            self.measured(length, 1)
+            self.measured_questions(length, 1)
             for number in range(len(TASKS)):
-                self.fitted(number)
+                self.question_row(number)
         except UsageError as error:
             return str(error)
         return None
 
 
-class WithShort(Sequence[Row]):
+class RowsWithShortWindows(Sequence[Row]):
     """The rows of all steps; each step has windows of the original length (--keep-short), then
     `per_step` of the `rows`."""
 
@@ -396,12 +413,14 @@ class WithShort(Sequence[Row]):
         steps = len(rows) // per_step
         if self.short:
             seed = options.seed + SHORT
-            self.windows = Rows(documents, Full(context), self.short * steps, seed)
+            self.windows = TrainingRows(documents, FullRows(context), self.short * steps, seed)
 
     def __len__(self) -> int:
         return len(self.rows) // self.long * self.per_step
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+        """Return the training row of this number: in each step first the short windows, then the
+        long rows."""
         step, at = divmod(number, self.per_step)
         if at < self.short:
             return self.windows[step * self.short + at]
@@ -411,7 +430,7 @@ class WithShort(Sequence[Row]):
 IGNORED = -100  # the label that stock losses leave out
 
 
-class Collator:
+class RowCollator:
     """A collator that stacks rows and pads shorter rows at their end.
 
     It always gives the attention mask, even if nothing is padded and the mask is all ones. Without
@@ -423,9 +442,11 @@ class Collator:
         self.padding = padding
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """Return a training batch of these rows, as transformers' Trainer reads it."""
         length = max(len(row.ids) for row in rows)
 
         def padded(parts: Sequence[npt.NDArray[np.generic]], filler: int) -> torch.Tensor:
+            """Stack a part of each row, with `filler` behind shorter ones."""
             out = torch.full((len(rows), length), filler)
             for at, part in enumerate(parts):
                 out[at, : len(part)] = torch.from_numpy(part.astype("int64"))

@@ -20,7 +20,7 @@ from ropext.base.errors import InputError, Stopped, UnsupportedModel, UsageError
 from ropext.base.jsontext import Json
 from ropext.scaling.forms import LARGEST_THETA, yarn_bounds
 from ropext.scaling.rope import RopeSite, compression
-from ropext.training.loss import head_loss, probe_ids, shift
+from ropext.training.loss import head_loss, next_token_labels, probe_token_ids
 from ropext.training.rows import IGNORED
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ THETA_UNIT = 4.0  # in the logarithm of theta
 Moved = tuple[torch.Tensor, torch.Tensor]
 
 
-class Space(nn.Module):
-    """The numbers that may move. `forward` returns pair factors and attention factor, both float64
-    and relative to the spectrum that is extended."""
+class SpectrumSpace(nn.Module):
+    """The numbers of a spectrum that a fit may move. `forward` returns pair factors and
+    attention factor, both float64 and relative to the spectrum that is extended."""
 
     method: str  # by which the result is planned and written
 
@@ -53,21 +53,24 @@ class Space(nn.Module):
         self.ceiling = max(ceiling, *self.start_factors)
 
     def forward(self) -> Moved:
+        """Return the pair factors and the attention factor of the spectrum in training."""
         raise NotImplementedError
 
     def knobs(self) -> dict[str, Json]:
-        """Return the fields of a recipe that plan the present values."""
+        """Return the fields of a recipe that plan the present values of a spectrum in training."""
         raise NotImplementedError
 
     def values(self) -> tuple[tuple[float, ...], float]:
-        """Return the present pair factors and attention factor as plain numbers."""
+        """Return the present pair factors and attention factor of a spectrum in training as
+        plain numbers."""
         with torch.no_grad():
             factors, attention = self()
         return tuple(factors.cpu().tolist()), float(attention)
 
     def outside(self) -> str | None:
-        """Return a sentence about the first limit that the numbers break; None if they break none.
-        All numbers must be finite, and the factor of each pair from SHORTEST to the ceiling."""
+        """Return a sentence about the first limit of a fit that the numbers break; None if they
+        break none. All numbers must be finite, and the factor of each pair from SHORTEST to the
+        ceiling."""
         factors, attention = self.values()
         if not all(map(math.isfinite, (*factors, attention))):
             return "a number of the spectrum is not finite"
@@ -80,11 +83,12 @@ class Space(nn.Module):
         return None
 
 
-def _zeros(*shape: int) -> nn.Parameter:
+def _zero_offsets(*shape: int) -> nn.Parameter:
+    """Return trainable offsets from the start of a fit, all zero."""
     return nn.Parameter(torch.zeros(shape, dtype=torch.float64))
 
 
-class EveryPair(Space):
+class PairFactorSpace(SpectrumSpace):
     """A space of every pair and the attention factor; it is written as a longrope."""
 
     method = "longrope"
@@ -97,8 +101,8 @@ class EveryPair(Space):
             "start", torch.tensor(self.start_factors, dtype=torch.float64).log(), False
         )
         self.start_attention = math.log(attention)
-        self.offsets = _zeros(len(self.start_factors))
-        self.attention = _zeros()
+        self.offsets = _zero_offsets(len(self.start_factors))
+        self.attention = _zero_offsets()
 
     def forward(self) -> Moved:
         held = self.offsets.clamp(
@@ -114,7 +118,7 @@ class EveryPair(Space):
         return {"pair_factors": factors, "attention_factor": attention}
 
 
-class Ramp(Space):
+class YarnRampSpace(SpectrumSpace):
     """A space of YaRN's two ramp ends and the attention factor; it is written as a yarn with its
     own betas.
 
@@ -139,10 +143,11 @@ class Ramp(Space):
         )
         self.width = max(high - self.low, 1.0)
         self.start_attention = math.log(site.wanted.attention_factor)
-        self.ends = _zeros(2)  # the beginning, and the logarithm of the width
-        self.attention = _zeros()
+        self.ends = _zero_offsets(2)  # the beginning, and the logarithm of the width
+        self.attention = _zero_offsets()
 
     def _ends(self) -> Moved:
+        """Return both ends of YaRN's ramp in training, in pairs."""
         low = self.low + RAMP_UNIT * self.ends[0]
         return low, low + self.width * self.ends[1].exp()
 
@@ -181,7 +186,7 @@ class Ramp(Space):
         }
 
 
-class Theta(Space):
+class ThetaSpace(SpectrumSpace):
     """A space of theta alone, upwards from the model's own; it is written as another theta."""
 
     method = "abf"
@@ -189,9 +194,10 @@ class Theta(Space):
     def __init__(self, site: RopeSite, ceiling: float) -> None:
         super().__init__(site, ceiling)
         self.start = math.log(float(site.params["rope_theta"]) / site.rope.theta)
-        self.offset = _zeros()
+        self.offset = _zero_offsets()
 
     def _shift(self) -> torch.Tensor:
+        """Return the logarithm of the theta in training, relative to the model's own."""
         return self.start + THETA_UNIT * self.offset
 
     def forward(self) -> Moved:
@@ -212,8 +218,9 @@ class Theta(Space):
         return {"theta": self.rope.theta * math.exp(float(self._shift().detach()))}
 
 
-def space_of(within: str, site: RopeSite, target: int, ceiling: float) -> Space:
-    """Return the space of the form `within`, beginning at a planned start."""
+def spectrum_space(within: str, site: RopeSite, target: int, ceiling: float) -> SpectrumSpace:
+    """Return the space of the form `within` (--within), in which a fit moves a spectrum from a
+    planned start."""
     wanted = {"yarn": "yarn", "ntk": "default"}.get(within)
     if wanted is not None and site.params["rope_type"] != wanted:
         raise UsageError(
@@ -222,15 +229,15 @@ def space_of(within: str, site: RopeSite, target: int, ceiling: float) -> Space:
             "--within longrope or --from-original"
         )
     if within == "yarn":
-        return Ramp(site, target, ceiling)
-    return Theta(site, ceiling) if within == "ntk" else EveryPair(site, ceiling)
+        return YarnRampSpace(site, target, ceiling)
+    return ThetaSpace(site, ceiling) if within == "ntk" else PairFactorSpace(site, ceiling)
 
 
-class _Live:
-    """A replacement for a rotary module's forward: the module's own arithmetic, on moving
-    numbers."""
+class _FittedRotary:
+    """A replacement for a rotary module's forward during a fit: the module's own arithmetic, on
+    moving numbers."""
 
-    def __init__(self, module: nn.Module, site: RopeSite, space: Space) -> None:
+    def __init__(self, module: nn.Module, site: RopeSite, space: SpectrumSpace) -> None:
         self.module = module
         self.space = space
         self.label = site.label
@@ -245,6 +252,8 @@ class _Live:
     def __call__(
         self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
     ) -> Moved:
+        """Return cos and sin of the spectrum in training, with gradients; for other layer types,
+        the module's own."""
         layer_type = kwargs.get("layer_type", args[0] if args else None)
         other = layer_type is not None and self.label and layer_type != self.label
         if other or (self.beyond and int(position_ids.max()) < self.beyond):
@@ -268,7 +277,9 @@ class _Live:
             setattr(self.module, scaling, before)
 
 
-def _is_of(module: nn.Module, site: RopeSite) -> bool:
+def _holds_planned_frequencies(module: nn.Module, site: RopeSite) -> bool:
+    """Return whether a module of the model to fit is rotary, with the frequencies of a planned
+    site."""
     prefix = f"{site.label}_" if site.label else ""
     buffer = module._buffers.get(f"{prefix}inv_freq")
     if not site.scaled or buffer is None or not hasattr(module, f"{prefix}attention_scaling"):
@@ -282,8 +293,8 @@ def _is_of(module: nn.Module, site: RopeSite) -> bool:
     )
 
 
-def held(factors: Sequence[float], ceiling: float) -> tuple[int, ...]:
-    """Return the pairs that a guard holds back."""
+def pairs_at_limit(factors: Sequence[float], ceiling: float) -> tuple[int, ...]:
+    """Return the pairs that a guard of the fit holds back."""
     return tuple(
         pair
         for pair, factor in enumerate(factors)
@@ -292,32 +303,34 @@ def held(factors: Sequence[float], ceiling: float) -> tuple[int, ...]:
     )
 
 
-def remove(model: nn.Module) -> None:
-    """Restore the modules' own forwards."""
+def remove_space(model: nn.Module) -> None:
+    """Restore the own forwards of the rotary modules after a fit."""
     for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), _Live):
+        if isinstance(module.__dict__.get("forward"), _FittedRotary):
             del module.forward
 
 
 def install_space(
-    model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, space: Space
+    model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, space: SpectrumSpace
 ) -> None:
-    """Install the space. Check on the model itself that it computes the same as before, and that a
-    gradient arrives."""
+    """Install the space of a fit in the rotary modules. Check on the model itself that it
+    computes the same as before, and that a gradient arrives."""
     with torch.no_grad():
-        before = _probe(model, target)
+        before = _probe_logits(model, target)
     kind = model.config.model_type
     # A module is rotary if it holds the plan's numbers, before anything has moved.
-    matches = [(m, site) for m in model.modules() for site in sites if _is_of(m, site)]
+    matches = [
+        (m, site) for m in model.modules() for site in sites if _holds_planned_frequencies(m, site)
+    ]
     for module, site in matches:
-        module.forward = _Live(module, site, space)
+        module.forward = _FittedRotary(module, site, space)
     if not matches:
         raise UnsupportedModel(
             f"{kind}: no rotary module holds the planned frequencies, so they cannot be "
             "fitted; extend it by a method (ropext extend)"
         )
     space.to(before.device)
-    after = _probe(model, target)
+    after = _probe_logits(model, target)
     difference = float((after.detach() - before).abs().max())
     bound = 1e-3 if model.get_input_embeddings().weight.dtype == torch.float32 else 5e-2
     if not difference <= bound * max(1.0, float(before.abs().max())):
@@ -338,9 +351,10 @@ def install_space(
         )
 
 
-def _probe(model: "PreTrainedModel", target: int) -> torch.Tensor:
-    """Return the logits of random tokens at the far end of the target."""
-    ids = probe_ids(model)
+def _probe_logits(model: "PreTrainedModel", target: int) -> torch.Tensor:
+    """Return the logits of random tokens at the far end of the target, by the spectrum in
+    training."""
+    ids = probe_token_ids(model)
     positions = torch.arange(target - ids.shape[1], target, device=ids.device)[None]
     inputs = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
     logits: torch.Tensor = model(input_ids=ids, use_cache=False, **inputs).logits
@@ -351,19 +365,21 @@ class LeftGuards(Stopped):
     """Raised if the spectrum moves outside of its guards."""
 
 
-class Learner(nn.Module):
-    """The module that Trainer trains. Its state is the spectrum's alone, so that a checkpoint holds
-    a few numbers.
+class SpectrumLearner(nn.Module):
+    """The module that Trainer trains in a fit. Its state is the spectrum's alone, so that a
+    checkpoint holds a few numbers.
 
     Windows weigh the same, however many of their tokens are scored; questions weigh less
     (Row.weight). A mean over a row's far half hides the losses at its end. So the tokens from
-    `tail` on weigh as much as all scored tokens of a row; no row shorter than the target has such
-    tokens.
+    `tail` on weigh as much as all scored tokens of a row; no row shorter than the target has
+    such tokens.
     """
 
     accepts_loss_kwargs = False  # Trainer then divides the mean by the accumulation steps
 
-    def __init__(self, model: "PreTrainedModel", space: Space, *, sliced: bool, tail: int) -> None:
+    def __init__(
+        self, model: "PreTrainedModel", space: SpectrumSpace, *, sliced: bool, tail: int
+    ) -> None:
         super().__init__()
         self.model = model
         self.space = space
@@ -377,6 +393,8 @@ class Learner(nn.Module):
         row_weights: torch.Tensor | None = None,
         **inputs: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
+        """Return the loss of a training batch of a fit; stop if the spectrum is outside of its
+        guards."""
         reason = self.space.outside()
         if reason is not None:
             raise LeftGuards(reason)
@@ -384,13 +402,17 @@ class Learner(nn.Module):
         read = model(input_ids=input_ids, use_cache=False, **inputs)
         each = read.last_hidden_state if self.sliced else read.logits
         rows = torch.stack(
-            [self._mean(row, wanted) for row, wanted in zip(each, shift(labels), strict=True)]
+            [
+                self._row_loss(row, wanted)
+                for row, wanted in zip(each, next_token_labels(labels), strict=True)
+            ]
         )
         return {"loss": (rows if row_weights is None else rows * row_weights).mean()}
 
-    def _mean(self, row: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of a row and of its tail, in equal parts; 0 if nothing is scored.
-        Only scored tokens go through the head: half of a window, a few tokens of an item."""
+    def _row_loss(self, row: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a training row of a fit and of its tail, in equal parts; 0 if
+        nothing is scored. Only scored tokens go through the head: half of a window, a few tokens
+        of an item."""
         scored = (wanted != IGNORED).nonzero()[:, 0]
         tail = scored[scored >= self.tail - 1]  # the label at a position is the next token
         parts = [scored, tail] if len(tail) else [scored]
@@ -406,11 +428,13 @@ class Learner(nn.Module):
     def state_dict(  # type: ignore[override]
         self, *args: object, **kwargs: object
     ) -> dict[str, torch.Tensor]:
+        """Return the state of the spectrum alone, which Trainer's checkpoints keep."""
         return self.space.state_dict()
 
     def load_state_dict(
         self, state_dict: Mapping[str, torch.Tensor], strict: bool = True, assign: bool = False
     ) -> object:
+        """Load the state of the spectrum from Trainer's checkpoint."""
         return self.space.load_state_dict(dict(state_dict))
 
     def get_input_embeddings(self) -> nn.Module:

@@ -20,19 +20,19 @@ from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED, FITTED, START, rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.training import fit_report, loss, models, spectrum, trainer
-from ropext.training.fit_choice import Verdict, notes_on_written, why_start_stays
+from ropext.training.fit_choice import SpectrumChoice, notes_on_written, why_start_stays
 from ropext.training.fit_writing import write_fitted
 from ropext.training.judge import (
     JudgedSteps,
-    can_answer,
+    base_can_answer,
+    count_base_tokens,
     fit_numbers,
-    read_now,
-    short_tokens_of,
+    read_in_training,
 )
-from ropext.training.objective import Finish, Objective, TrainedPart
+from ropext.training.objective import Finish, TrainedPart, TrainingObjective
 from ropext.training.result import Fitted
-from ropext.training.rows import WithShort
-from ropext.training.starts import plan_with
+from ropext.training.rows import RowsWithShortWindows
+from ropext.training.starts import plan_by_method
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +41,7 @@ STEP = "step"  # label of a step that is judged on the way
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SpectrumObjective(Objective[Fitted]):
+class SpectrumObjective(TrainingObjective[Fitted]):
     """A fit of pair factors and attention factor; the step that surely beats the start is
     written."""
 
@@ -74,11 +74,14 @@ class SpectrumObjective(Objective[Fitted]):
         self.title = f"from {self.context} to {self.target} tokens, starting from {start}"
         per_step = self.settings.rows.value
         documents = self.data.documents
-        self.mixed = WithShort(self.rows, per_step, documents, self.context, self.options)
-        self.history = trainer.History()
+        self.mixed = RowsWithShortWindows(
+            self.rows, per_step, documents, self.context, self.options
+        )
+        self.history = trainer.TrainingHistory()
 
     @property
     def forward_tokens(self) -> int:
+        """Return the number of tokens that a fit will read without gradients."""
         settings = self.settings
         target = self.target
         judged = self.judged
@@ -89,18 +92,21 @@ class SpectrumObjective(Objective[Fitted]):
 
     @property
     def _base_tokens(self) -> int:
-        """Return the tokens of the held-out documents that the base reads in its short windows."""
-        return short_tokens_of(self.reads)
+        """Return the tokens of the held-out documents that the base of a fit reads in its short
+        windows."""
+        return count_base_tokens(self.reads)
 
     def _tokens_read(self, judgements: int) -> int:
-        """Count the tokens read without gradients until now, by all processes and earlier runs."""
+        """Count the tokens that a fit read without gradients until now, by all processes and
+        earlier runs."""
         passes = len(self.starts) + judgements + (FITTED in self.models)
         asked = len(self.models[BASE].items) * self.context
         for label in {START, FITTED} & self.models.keys():
             asked += len(self.models[label].items) * self.target
         return passes * self.judged * self.target + self._base_tokens + asked
 
-    def moving(self, model: "PreTrainedModel") -> TrainedPart:
+    def trained_part(self, model: "PreTrainedModel") -> TrainedPart:
+        """Return the numbers of the spectrum that a fit trains."""
         count = 0
         size = 0
         for numbers in self.space(next(iter(self.starts))).parameters():
@@ -108,29 +114,31 @@ class SpectrumObjective(Objective[Fitted]):
             size += numbers.nbytes
         return TrainedPart((f"the spectrum ({self.within})",), count, size)
 
-    def space(self, start: str) -> spectrum.Space:
-        """Return the space that moves, beginning at a closed form."""
+    def space(self, start: str) -> spectrum.SpectrumSpace:
+        """Return the space in which a fit moves the spectrum, beginning at a closed form."""
         plan = self.starts[start]
-        return spectrum.space_of(
+        return spectrum.spectrum_space(
             self.within, plan.main, self.target, self.options.ceiling * plan.factor
         )
 
     def variant(self, label: str, plan: Plan) -> Variant:
-        """Return the variant that reads by a plan's spectrum."""
+        """Return the variant of the fitted model that reads by a plan's spectrum."""
         return Variant(label, EXTENDED, self.snapshot, plan.config)
 
     def measure(self, pause: Show) -> None:
-        """Read the base through its short window and every closed form, find the best of these, and
-        ask base and start."""
+        """Read the base of a fit through its short window and every closed form, find the best
+        of these, and ask base and start."""
         lineage = self.lineage(self.overlap_before)
         for sentence in filter(None, (*self.remarks, lineage)):
             self.note(sentence)
-        self.model = models.load(self.snapshot, self.options)
+        self.model = models.load_to_train(self.snapshot, self.options)
         self.model.requires_grad_(False)
-        self._read_starts(pause)
+        self._read_closed_forms(pause)
         self._ask_before(pause)
 
-    def _read_starts(self, pause: Show) -> None:
+    def _read_closed_forms(self, pause: Show) -> None:
+        """Read the held-out documents with the base and every closed form, and choose the start
+        of the fit."""
         base = [Variant(BASE, BASE, self.snapshot)]
         forms = [self.variant(method, plan) for method, plan in self.starts.items()]
         said = f"evaluating the base on {self.judged} held-out documents"
@@ -156,11 +164,12 @@ class SpectrumObjective(Objective[Fitted]):
         pause: Show,
         items: Sequence[Item] | None = None,
     ) -> Mapping[str, MeasuredModel]:
-        """Read documents or ask questions by stock arithmetic, as configs say. Print the sentence,
-        with the label, if no earlier run has done it."""
+        """Read held-out documents, or ask questions, by stock arithmetic, as the configs of a
+        fit say. Print the sentence, with the label, if no earlier run has done it."""
 
         @contextmanager
         def computing(variant: Variant) -> Iterator["PreTrainedModel"]:
+            """Yield the fitted model with a variant's spectrum, after the sentence."""
             self.say(sentence.format(variant.label))
             with applied(self.model, variant) as model:
                 yield model
@@ -168,11 +177,11 @@ class SpectrumObjective(Objective[Fitted]):
         return self.read(computing, variants, pause, items)
 
     def _ask_before(self, pause: Show) -> None:
-        """Ask the base inside its own context, and the start at the target. If the base cannot
-        answer, ask nothing at the target: there is nothing to lose there, and wrong answers would
-        teach nothing about distance."""
+        """Ask the base of a fit inside its own context, and the start at the target. If the base
+        cannot answer, ask nothing at the target: there is nothing to lose there, and wrong
+        answers would teach nothing about distance."""
         self._ask(Variant(BASE, EXTENDED, self.snapshot), self.near, pause)
-        if not can_answer(self.models[BASE].items):
+        if not base_can_answer(self.models[BASE].items):
             self.far = ()
             self.rows.questions = None
             self.note(
@@ -181,6 +190,7 @@ class SpectrumObjective(Objective[Fitted]):
         self._ask(self.variant(START, self.starts[self.start]), self.far, pause)
 
     def _ask(self, variant: Variant, items: Sequence[Item], pause: Show) -> None:
+        """Ask a variant of a fit its questions, and keep the answers next to its reading."""
         sentence = f"asking {{}} {len(items)} questions"
         label = variant.label
         answers = self._measure(sentence, [variant], pause, items)[label].items
@@ -196,16 +206,16 @@ class SpectrumObjective(Objective[Fitted]):
         label = f"{FITTED}-{self.start}"
         place = self.folder / "steps" / self.start
         self.steps = JudgedSteps(place, self.reads, self.variant(STEP, plan))
-        learned = plan_with(self.snapshot, self.options, space.method, space.knobs())
+        learned = plan_by_method(self.snapshot, self.options, space.method, space.knobs())
         here = self.variant(label, learned)
         with applied(model, here):
             reason = loss.why_not_sliced(model)
             if reason is not None:
                 self.note(f"the loss needs whole logits: {reason}")
-            self.check_jumps(model)
+            self.check_pose_jumps(model)
             spectrum.install_space(model, plan.sites, self.target, space)
             tail = self.reads.frame.tail_span(self.target)[0]
-            learner = spectrum.Learner(model, space, sliced=reason is None, tail=tail)
+            learner = spectrum.SpectrumLearner(model, space, sliced=reason is None, tail=tail)
             self.say(
                 f"fitting {self.needs.moving} numbers from {self.start}: "
                 f"{settings.steps.value} steps of {settings.step_tokens} tokens"
@@ -222,7 +232,7 @@ class SpectrumObjective(Objective[Fitted]):
                     row_tokens=settings.longest,
                     stopping=trainer.Stopping(partial(self._evaluate, space)),
                 )
-                self.history = trainer.train(job, self.say)
+                self.history = trainer.run_trainer(job, self.say)
                 return
             except spectrum.LeftGuards as error:
                 self.note(f"stopped: {error} {judged}")
@@ -230,32 +240,34 @@ class SpectrumObjective(Objective[Fitted]):
                 lower = "(a lower --learning-rate may go further)"
                 self.note(f"stopped: {error.where} {judged} {lower}")
             finally:
-                spectrum.remove(model)
+                spectrum.remove_space(model)
                 del learner
                 gc.collect()
         last = trainer.last_checkpoint(self.folder / label)
         if last is not None:
             self.history = trainer.history_in(last, 0)
 
-    def _evaluate(self, space: spectrum.Space, _: nn.Module, step: int) -> tuple[float, float]:
-        """Read the held-out documents by the present spectrum, and keep it with its reading."""
+    def _evaluate(
+        self, space: spectrum.SpectrumSpace, _: nn.Module, step: int
+    ) -> tuple[float, float]:
+        """Read the held-out documents by the spectrum in training, and keep it with its reading."""
         left = space.outside()
         if left is not None:
             raise spectrum.LeftGuards(left)
         store = Store()
         self.model.eval()
-        done = read_now(self.model, self.steps.variant, self.reads, store, self.show)
+        done = read_in_training(self.model, self.steps.variant, self.reads, store, self.show)
         if processes.is_main():
             self.steps.keep(step, space.knobs(), store)
         return rules.fit_loss(done, STEP), rules.tail_loss(done, STEP)
 
     def choose(self, pause: Show) -> Fitted | None:
-        """Return the result with the lowest step, if it surely beats the start and loses no
-        retrieval, else with the start."""
+        """Return the result of the fit with the lowest step, if it surely beats the start and
+        loses no retrieval, else with the start."""
         if not processes.is_main():
             return None
         judged = self.steps.models()
-        verdict = self._decide(pause, judged)
+        verdict = self._choose_step(pause, judged)
         plan = verdict.plan
         self.note(verdict.reason)
         written = FITTED if verdict.step else START
@@ -295,11 +307,12 @@ class SpectrumObjective(Objective[Fitted]):
             notes=self.notes,
         )
 
-    def _decide(self, pause: Show, steps: dict[str, MeasuredModel]) -> Verdict:
-        """Return which step is written, why, and its plan; step 0 is the start."""
+    def _choose_step(self, pause: Show, steps: dict[str, MeasuredModel]) -> SpectrumChoice:
+        """Return which step of a fit is written, why, and its plan; step 0 is the start."""
 
-        def keep_start(sentence: str) -> Verdict:
-            return Verdict(0, f"{sentence}: the start is written", self.starts[self.start])
+        def keep_start(sentence: str) -> SpectrumChoice:
+            """Return the choice of the start, with the reason."""
+            return SpectrumChoice(0, f"{sentence}: the start is written", self.starts[self.start])
 
         if not steps:
             return keep_start("nothing was found to judge")
@@ -307,7 +320,7 @@ class SpectrumObjective(Objective[Fitted]):
         step = int(rules.best_fit_step(everything, steps, START))
         # Once more, by stock arithmetic from the config that is written.
         method = self.space(self.start).method
-        plan = plan_with(self.snapshot, self.options, method, self.steps.knobs(step))
+        plan = plan_by_method(self.snapshot, self.options, method, self.steps.knobs(step))
         variant = self.variant(FITTED, plan)
         said = f"evaluating the RoPE frequencies of step {step}, from the written config"
         try:
@@ -319,14 +332,16 @@ class SpectrumObjective(Objective[Fitted]):
         if why is not None:
             return keep_start(why)
         change = fit_report.change_text(rules.far_change(self.measured, FITTED, START))
-        return Verdict(step, f"step {step} is kept: {change}", plan)
+        return SpectrumChoice(step, f"step {step} is kept: {change}", plan)
 
-    def told(self, result: Fitted) -> str:
+    def result_text(self, result: Fitted) -> str:
+        """Return the text that `fit` prints at its end."""
         return fit_report.fit_result(result)
 
     def write(self, result: Fitted, manner: WriteOptions) -> None:
-        files = fit_report.fit_files(result, self.kept(result))
-        for name, content in self.first_steps().items():
+        """Write OUT with the chosen spectrum, and the files of OUT/fit."""
+        files = fit_report.fit_files(result, self.kept_json(result))
+        for name, content in self.first_steps_log().items():
             files[f"fit/{name}"] = content
         finish = None
         if self.finish is not None:

@@ -17,15 +17,15 @@ POSE_START = "yarn"
 
 
 @dataclass(frozen=True)
-class Starts:
+class FitStarts:
     """The form that may move, and the closed forms inside of it."""
 
     within: str
     forms: Mapping[str, Plan]  # by their methods
 
 
-def plan_with(snapshot: Snapshot, options: Fit, method: str, knobs: JsonObject) -> Plan:
-    """Plan the model by a method, for the loaders that read it."""
+def plan_by_method(snapshot: Snapshot, options: Fit, method: str, knobs: JsonObject) -> Plan:
+    """Plan the model of a fit by a method, for the loaders that read it."""
     request = options.extend(method, **knobs)
     plan = plan_of(snapshot, request, snapshot.name)
     if plan.carrier.in_transformers or not request.for_loaders:
@@ -34,10 +34,12 @@ def plan_with(snapshot: Snapshot, options: Fit, method: str, knobs: JsonObject) 
     return plan_of(snapshot, request.changed(for_loaders=()), snapshot.name)
 
 
-def choose_starts(snapshot: Snapshot, options: Fit) -> Starts:
-    """Return the form that may move, and the closed forms inside of it that can be written here.
+def choose_starts(snapshot: Snapshot, options: Fit) -> FitStarts:
+    """Return the form in which a fit may move the spectrum, and the closed forms inside of it
+    that can be written here.
 
-    Without --within it is the widest form that this family and the loaders of --for read exactly.
+    Without --within it is the widest form that this family and the loaders of --for read
+    exactly.
     """
     refusal: NotExpressible | None = None
     for within in WITHIN:
@@ -47,12 +49,12 @@ def choose_starts(snapshot: Snapshot, options: Fit) -> Starts:
             forms = _closed_forms(snapshot, options, within)
             example = next(iter(forms.values()))
             method, knobs = example_knobs(within, example.main)
-            plan_with(snapshot, options, method, knobs)
+            plan_by_method(snapshot, options, method, knobs)
         except NotExpressible as error:
             refusal = refusal or error
             continue
         if refusal is None or not options.within:
-            return Starts(within, forms)
+            return FitStarts(within, forms)
         raise NotExpressible(
             f"--within {options.within}: {refusal}; of the narrower forms, --within {within} is"
             " carried exactly"
@@ -62,6 +64,7 @@ def choose_starts(snapshot: Snapshot, options: Fit) -> Starts:
 
 
 def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Plan]:
+    """Return the plans of the closed forms that a fit may start from (--start)."""
     allowed = [method.name for method in scaling.METHODS.values() if within in method.fits]
     if options.strategy == "pose" and options.start is None and POSE_START in allowed:
         # Reading every closed form at the target would cost more than the fit.
@@ -74,13 +77,14 @@ def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Pl
                     f"--within {within} cannot start from --start {start}; it starts from one "
                     f"of {', '.join(allowed)}"
                 )
-        return {start: plan_with(snapshot, options, start, {}) for start in options.start}
-    forms, _ = plans_of(allowed, lambda method: plan_with(snapshot, options, method, {}))
+        return {start: plan_by_method(snapshot, options, start, {}) for start in options.start}
+    forms, _ = plans_of(allowed, lambda method: plan_by_method(snapshot, options, method, {}))
     return forms
 
 
 def example_knobs(within: str, site: RopeSite) -> tuple[str, JsonObject]:
-    """Return the method and the knobs of a spectrum inside of `within` that is no closed form."""
+    """Return the method and the knobs of a spectrum that a fit inside of `within` could reach,
+    and that is no closed form."""
     if within == "yarn":
         knobs = {"beta_fast": 20.5, "beta_slow": 1.25, "truncate": False, "attention_factor": 1.25}
         return "yarn", knobs
@@ -91,8 +95,8 @@ def example_knobs(within: str, site: RopeSite) -> tuple[str, JsonObject]:
 
 
 def check_geometry(plan: Plan) -> None:
-    """Refuse several embeddings that differ: one set of numbers moves, so all must start from the
-    same."""
+    """Refuse to fit several embeddings that differ: one set of numbers moves, so all must start
+    from the same."""
     scaled = [site for site in plan.sites if site.scaled]
     if len({(site.rope.dim, site.rope.spectrum) for site in scaled}) > 1:
         raise UnsupportedModel(

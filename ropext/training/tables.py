@@ -17,9 +17,9 @@ TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
 BEHIND = "behind@"  # the same above the base
 
 
-def _rows_of(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
-    """Return the models that were read, by their names, each gain also as a loss above the base.
-    The base gets no number that compares it with the base."""
+def _table_rows(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
+    """Return the models that were read before and after a training, by their names, each gain
+    also as a loss above the base. The base gets no number that compares it with the base."""
     rows = list[tuple[str, dict[str, Value]]]()
     for label, name in names.items():
         if label not in numbers:
@@ -35,10 +35,12 @@ def _rows_of(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict
 
 
 def _plain_value(value: Value | None) -> str:
+    """Write a number of a training's table without sign and interval."""
     return "" if value is None else f"{value.value:.4f}"
 
 
 def _signed_value(value: Value | None) -> str:
+    """Write a number of a training's table with its sign."""
     return "" if value is None else f"{value.value:+.4f}"
 
 
@@ -48,7 +50,8 @@ _SHORT_TAX = Column("short tax", "short_tax", _signed_value)
 def finetune_table(
     numbers: Numbers, target: int, overlap: Overlap | None, title: str = ""
 ) -> Table | None:
-    """Return the table of base, untuned, control and tuned; None if no document was read."""
+    """Return the table of a fine-tuning: base, untuned, control and tuned; None if no document
+    was read."""
     if not numbers:
         return None
     mark = "" if overlap is None else overlap.mark
@@ -60,14 +63,15 @@ def finetune_table(
         names[label] = marked_name(label, mark)
     columns = [
         Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", _plain_value),
-        Column("against the base", f"{BEHIND}{target}", _behind),
+        Column("against the base", f"{BEHIND}{target}", _loss_above_base),
         _SHORT_TAX,
     ]
-    return table_of_values(title, note, _rows_of(names, numbers), columns)
+    return table_of_values(title, note, _table_rows(names, numbers), columns)
 
 
 def _negative(gain: Value) -> Value:
-    """Return nats per token above the base on the same tokens, paired by document."""
+    """Return a gain of a training as nats per token above the base on the same tokens, paired by
+    document."""
     ci95 = gain.ci95
     if ci95 is not None:
         low, high = ci95
@@ -75,7 +79,8 @@ def _negative(gain: Value) -> Value:
     return replace(gain, value=-gain.value, ci95=ci95)
 
 
-def _behind(value: Value | None) -> str:
+def _loss_above_base(value: Value | None) -> str:
+    """Write a loss above the base in a fine-tuning's table, with its interval."""
     if value is None:
         return ""
     if value.ci95 is None:
@@ -83,7 +88,8 @@ def _behind(value: Value | None) -> str:
     return nats_cell(value)
 
 
-def _answers(value: Value | None) -> str:
+def _answered_share(value: Value | None) -> str:
+    """Write the share of right answers in a fit's table."""
     return "" if value is None else f"{value.value:.2f} of {value.n}"
 
 
@@ -95,14 +101,14 @@ def fit_table(
     *,
     wrote_fitted: bool,
 ) -> Table:
-    """Return the table of base, start and, if it was written, the fitted model on held-out
-    documents; `lengths` are the context and the target."""
+    """Return the table of a fit: base, start and, if it was written, the fitted model on
+    held-out documents; `lengths` are the context and the target."""
     context, target = lengths
     mark = "" if overlap is None else overlap.mark
     names = {BASE: BASE, START: start}
     if wrote_fitted:
         names[FITTED] = marked_name(FITTED, mark)
-    rows = _rows_of(names, numbers)
+    rows = _table_rows(names, numbers)
     columns = [
         Column("tail perplexity", f"tail@{target}", _plain_value),
         Column("tail loss", f"tail_nll@{target}", _plain_value),
@@ -112,6 +118,6 @@ def fit_table(
     for length in (context, target):  # the base answers inside its own context
         asked = f"{FIT_TASK}@{length}"
         if any(asked in values for _, values in rows):
-            columns.append(Column(f"{FIT_TASK} at {length_text(length)}", asked, _answers))
+            columns.append(Column(f"{FIT_TASK} at {length_text(length)}", asked, _answered_share))
     title = f"On held-out {marked_name('documents', mark)}, at {length_text(target)} tokens"
     return table_of_values(title, "", rows, columns)

@@ -28,7 +28,7 @@ from ropext.models.load import tell_used
 from ropext.models.processes import WAITING, from_first, keep_float32, readers
 from ropext.training import defaults, models
 from ropext.training.data import Training
-from ropext.training.rows import Collator, Row
+from ropext.training.rows import Row, RowCollator
 
 # Keys of an evaluation, in Trainer's log and its trackers; the first compares weights.
 WATCHED = "eval_held_out"
@@ -43,7 +43,7 @@ Batch = dict[str, torch.Tensor]
 
 
 @dataclass
-class History:
+class TrainingHistory:
     """The losses and evaluations of a run, step by step; the same after an interrupt as without
     one."""
 
@@ -55,12 +55,12 @@ class History:
 
     @property
     def counted(self) -> int:
-        """Return the number of steps in the weights that count."""
-        return self.steps if self.checkpoint is None else _step(self.checkpoint)
+        """Return the number of optimiser steps in the weights that count."""
+        return self.steps if self.checkpoint is None else _checkpoint_step(self.checkpoint)
 
     @property
     def best_checkpoint(self) -> Path:
-        """Return the checkpoint of the weights that count."""
+        """Return Trainer's checkpoint of the weights that count."""
         if self.checkpoint is None:
             raise Stopped("no checkpoint was kept")
         return self.checkpoint
@@ -87,6 +87,7 @@ class _Trainer(transformers.Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
+        """Load Trainer's checkpoint; put the weights of an adapter in place without pickles."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if Path(resume_from_checkpoint, WEIGHTS).is_file() and not self.is_fsdp_enabled:
             assert self.model is not None
@@ -101,9 +102,9 @@ class _Trainer(transformers.Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor | int | None]:
-        """Return the rows of a step, and the number of tokens that its loss is the mean of. If only
-        the users of conversations speak in all rows, that number is 1 instead of 0. The step then
-        teaches nothing, and its loss is not 0 / 0."""
+        """Return the rows of an optimiser step, and the number of tokens that its loss is the
+        mean of. If only the users of conversations speak in all rows, that number is 1 instead
+        of 0. The step then teaches nothing, and its loss is not 0 / 0."""
         samples, scored = super().get_batch_samples(epoch_iterator, num_batches, device)
         if isinstance(scored, torch.Tensor):
             scored = torch.where(scored == 0, 1, scored)
@@ -115,6 +116,7 @@ class _Trainer(transformers.Trainer):
         inputs: Batch,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
+        """Do one training step; stop all processes at the first loss that is not finite."""
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         seen = loss.detach().reshape(1)
         if self.args.world_size > 1:  # all stop at the same step, or the others would wait for one
@@ -126,8 +128,8 @@ class _Trainer(transformers.Trainer):
         return loss
 
     def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
-        """Evaluate the model; Trainer calls this every eval_steps, after the step's log and before
-        its checkpoint."""
+        """Evaluate the model in training; Trainer calls this every eval_steps, after the step's
+        log and before its checkpoint."""
         stopping = self.job.stopping
         entries = self.state.log_history
         done = [e for e in entries if WATCHED in e and e["step"] == self.state.global_step]
@@ -147,9 +149,9 @@ class _Trainer(transformers.Trainer):
         self.control.should_save = True
         self.say(f"step {self.state.global_step}: held-out loss {value:.4f} nats per token")
         evaluations = evaluations_in(self.state.log_history)
-        if stopping.patience and self.state.global_step in missed(evaluations):
+        if stopping.patience and self.state.global_step in steps_without_gain(evaluations):
             self.lower_rate()
-        if _no_better([evaluation["held_out"] for evaluation in evaluations], stopping.patience):
+        if _is_over([evaluation["held_out"] for evaluation in evaluations], stopping.patience):
             self.say(f"{stopping.patience} evaluations in a row without improvement: stopping")
             self.control.should_training_stop = True
         return {WATCHED: value}
@@ -161,8 +163,8 @@ def evaluations_in(log: Sequence[Mapping[str, float]]) -> list[dict[str, float]]
     return [{name: entry[key] for name, key in names.items()} for entry in log if WATCHED in entry]
 
 
-def missed(evaluations: Sequence[Mapping[str, float]]) -> list[float]:
-    """Return the steps whose evaluation was no better than the best before it."""
+def steps_without_gain(evaluations: Sequence[Mapping[str, float]]) -> list[float]:
+    """Return the optimiser steps whose evaluation was no better than the best before it."""
     steps = []
     best = math.inf
     for evaluation in evaluations:
@@ -172,12 +174,13 @@ def missed(evaluations: Sequence[Mapping[str, float]]) -> list[float]:
     return steps
 
 
-def _no_better(values: Sequence[float], patience: int) -> bool:
-    """Return whether the last `patience` values are no better than the best before them."""
+def _is_over(values: Sequence[float], patience: int) -> bool:
+    """Return whether the last `patience` evaluations of a training are no better than the best
+    before them."""
     return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
 
 
-class _Watch(transformers.TrainerCallback):
+class _TrainerWatch(transformers.TrainerCallback):
     """A callback that narrates, marks checkpoints as complete, and stops on request."""
 
     def __init__(self, say: Say, job: "Optimisation") -> None:
@@ -197,6 +200,7 @@ class _Watch(transformers.TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
+        """Begin the estimate of the time that the training has left."""
         self.first = state.global_step
         self.pace.left(self.first, self.job.last_step)
 
@@ -207,6 +211,7 @@ class _Watch(transformers.TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
+        """Note when the first optimiser step of this run begins."""
         self.begun = True
         if state.global_step == self.first:
             self.since = time.monotonic()
@@ -219,6 +224,7 @@ class _Watch(transformers.TrainerCallback):
         logs: Mapping[str, float] | None = None,
         **kwargs: object,
     ) -> None:
+        """Print the loss of an optimiser step, and the time left."""
         step = state.global_step
         steps = self.job.last_step
         first = step == self.first + 1
@@ -239,6 +245,8 @@ class _Watch(transformers.TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> TrainerControl:
+        """Log the time and memory of the first optimiser step; stop the training on request or
+        at its last step."""
         if state.global_step == self.first + 1 and state.is_world_process_zero:
             took = time.monotonic() - self.since
             log = self.job.folder.parent / USED
@@ -264,9 +272,10 @@ class _Watch(transformers.TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
+        """Mark Trainer's checkpoint as complete, and delete older ones."""
         if state.is_world_process_zero:
             (self.job.folder / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-            rotate(self.job.folder, state.best_model_checkpoint)
+            rotate_checkpoints(self.job.folder, state.best_model_checkpoint)
 
 
 @dataclass(frozen=True)
@@ -296,19 +305,20 @@ class Optimisation:
 
     @property
     def last_step(self) -> int:
+        """Return the optimiser step at which the training ends."""
         return self.stopping.until or self.training.settings.steps.value
 
 
-def arguments(job: Optimisation) -> TrainingArguments:
-    """Return Trainer's own arguments, made of ropext's."""
+def trainer_arguments(job: Optimisation) -> TrainingArguments:
+    """Return the TrainingArguments of transformers' Trainer, made of ropext's settings."""
     settings = job.training.settings
     options = job.training.options
     processes = readers()
     share = job.rows_per_step // processes
     micro = defaults.micro_rows(options, job.row_tokens, share)
     steps = settings.steps.value
-    on_cpu = models.device(options).type == "cpu"
-    dtype = models.dtype(options)  # trained parameters are float32 all the same
+    on_cpu = models.training_device(options).type == "cpu"
+    dtype = models.training_dtype(options)  # trained parameters are float32 all the same
     recomputing = dict[str, Json]()
     if job.recompute:  # transformers 5.2x renamed the switch
         known = {argument.name for argument in fields(TrainingArguments)}
@@ -356,18 +366,19 @@ _SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup", "cosine": 
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints by their exact names, in the order of their steps."""
+    """Return the folders of Trainer's checkpoints by their exact names, in the order of their
+    steps."""
     named = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name)]
-    return sorted((path for path in named if path.is_dir()), key=_step)
+    return sorted((path for path in named if path.is_dir()), key=_checkpoint_step)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the last checkpoint that was written to its end, or None."""
+    """Return Trainer's last checkpoint that was written to its end, or None."""
     complete = [path for path in checkpoints_in(folder) if (path / COMPLETE).exists()]
     return complete[-1] if complete else None
 
 
-def rotate(folder: Path, best: str | None) -> None:
+def rotate_checkpoints(folder: Path, best: str | None) -> None:
     """Keep the last checkpoints and the best one, MOST together. Delete from the others the files
     that Trainer wrote, by their names; Trainer's own rotation would delete whatever begins like a
     checkpoint."""
@@ -379,14 +390,17 @@ def rotate(folder: Path, best: str | None) -> None:
         remove(folder.parent, below=f"{folder.name}/{path.name}")
 
 
-def _step(path: Path) -> int:
+def _checkpoint_step(path: Path) -> int:
+    """Return the optimiser step in the name of Trainer's checkpoint."""
     return int(path.name.rpartition("-")[2])
 
 
 @contextmanager
-def _resuming(checkpoint: Path | None, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Raise one sentence if a checkpoint cannot be read: it is cut short, or a stranger's, whose
-    pickles torch refuses."""
+def _resume_errors(
+    checkpoint: Path | None, begun: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Raise one sentence if a training cannot be resumed from a checkpoint: it is cut short, or
+    a stranger's, whose pickles torch refuses."""
     try:
         yield
     except (RopextError, MemoryError, torch.OutOfMemoryError):
@@ -400,8 +414,9 @@ def _resuming(checkpoint: Path | None, begun: Callable[[], bool] = lambda: False
         ) from error
 
 
-def _check_state(state: JsonObject) -> None:
-    """Refuse a state of Trainer over which Trainer stumbles after its first step: a stranger's."""
+def _check_trainer_state(state: JsonObject) -> None:
+    """Refuse a trainer_state.json over which Trainer stumbles after its first step: a
+    stranger's."""
     rest = {key: value for key, value in state.items() if key not in _NO_NUMBERS}
     for entry in (*state["log_history"], rest):
         if wrong := [key for key, value in entry.items() if not isinstance(value, _Number)]:
@@ -416,35 +431,36 @@ _Number = int | float | None
 _NO_NUMBERS = ("log_history", "stateful_callbacks", "best_model_checkpoint")
 
 
-def history_in(checkpoint: Path, patience: int) -> History:
-    """Return the history that a checkpoint holds. The weights that count are the last ones, or the
-    best ones if evaluations can end the run."""
-    with _resuming(checkpoint):
+def history_in(checkpoint: Path, patience: int) -> TrainingHistory:
+    """Return the training history that a checkpoint's trainer_state.json holds. The weights that
+    count are the last ones, or the best ones if evaluations can end the run."""
+    with _resume_errors(checkpoint):
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-        _check_state(state)
-        history = History(steps=int(state["global_step"]), checkpoint=checkpoint)
+        _check_trainer_state(state)
+        history = TrainingHistory(steps=int(state["global_step"]), checkpoint=checkpoint)
         for entry in state["log_history"]:
             if "loss" in entry:
                 wanted = ("step", "loss", "grad_norm", "learning_rate")
                 history.losses.append({k: entry[k] for k in wanted if k in entry})
         history.evaluations = evaluations_in(state["log_history"])
-        history.stopped_early = _no_better([e["held_out"] for e in history.evaluations], patience)
+        history.stopped_early = _is_over([e["held_out"] for e in history.evaluations], patience)
     if patience and history.evaluations:
         best = checkpoint.parent / f"checkpoint-{state['best_global_step']}"
         history.checkpoint = best if (best / COMPLETE).exists() else checkpoint
     return history
 
 
-def train(job: Optimisation, say: Say) -> History:
-    """Train, from the last checkpoint on if there is one, and return the history."""
-    watch = _Watch(say, job)
-    train_args = arguments(job)
+def run_trainer(job: Optimisation, say: Say) -> TrainingHistory:
+    """Train on transformers' Trainer, from the last checkpoint on if there is one, and return
+    the history."""
+    watch = _TrainerWatch(say, job)
+    train_args = trainer_arguments(job)
     start = last_checkpoint(job.folder)
     # Another process may have looked before the first had cleared away what --force replaces.
     start = from_first(start)
     if start is not None:
         history = history_in(start, job.stopping.patience)
-        if _finished(history, job):
+        if _is_finished(history, job):
             return history
         say(f"resuming after step {history.steps}")
     trainer = _Trainer(
@@ -452,7 +468,7 @@ def train(job: Optimisation, say: Say) -> History:
         args=train_args,
         train_dataset=job.rows,
         eval_dataset=(),  # evaluate() reads whole documents instead
-        data_collator=Collator(job.training.padding),
+        data_collator=RowCollator(job.training.padding),
         compute_loss_func=job.training.learning.loss,
         callbacks=[watch],
     )
@@ -466,13 +482,13 @@ def train(job: Optimisation, say: Say) -> History:
     sentence = "stopping after this step and saving (Ctrl-C again ends at once)"
     with interruptible(say, sentence) as stopped:
         watch.asked = stopped
-        with _resuming(start, lambda: watch.begun):
+        with _resume_errors(start, lambda: watch.begun):
             trainer.train(resume_from_checkpoint=str(start) if start else None)
     last = last_checkpoint(job.folder)
     if last is None:
         raise NothingKept("interrupted before the first checkpoint; nothing was kept")
     history = history_in(last, job.stopping.patience)
-    if stopped() and not _finished(history, job):
+    if stopped() and not _is_finished(history, job):
         raise Interrupted(
             f"interrupted and saved after step {history.steps} of {job.last_step}; run "
             "the same command to resume"
@@ -480,5 +496,6 @@ def train(job: Optimisation, say: Say) -> History:
     return history
 
 
-def _finished(history: History, job: Optimisation) -> bool:
+def _is_finished(history: TrainingHistory, job: Optimisation) -> bool:
+    """Return whether a training reached its last step, or evaluations stopped it."""
     return history.stopped_early or history.steps >= job.last_step

@@ -12,11 +12,11 @@ from ropext.results import BASE, CONTROL, TUNED, UNTUNED
 from ropext.results.overlap import read_overlap
 from ropext.results.values import FEWEST_DOCUMENTS, Value, Values
 from ropext.training.judge import BEYOND_CONTROL, GAIN, Numbers
-from ropext.training.objective import Requirements
+from ropext.training.objective import TrainingNeeds
 from ropext.training.report import (
     TrainingSummary,
     json_files,
-    section_of,
+    record_section,
     short_windows_text,
     trained_to_retrieve_text,
 )
@@ -55,14 +55,14 @@ def finetune_result(done: Finetuned) -> str:
     table = finetune_table(done.numbers, target, overlap, "On held-out documents")
     if table is not None:
         lines += ["", as_text([table]), ""]
-        lines += verdict(done.numbers, target)
+        lines += finetune_verdict(done.numbers, target)
     for note in done.notes:
         lines.append(f"note: {note}")
     lines += ["", f"next: ropext verify {done.output}"]
     return "\n".join(lines)
 
 
-def recorded_table(section: JsonObject, target: int) -> Table | None:
+def recorded_finetune_table(section: JsonObject, target: int) -> Table | None:
     """Return the table of a fine-tuning that ropext.json keeps; None if no document was read."""
     overlap = read_overlap(section.get("overlap"), SECTION)
     numbers = read_values(dict[str, Values], section.get("numbers") or {}, SECTION)
@@ -75,9 +75,9 @@ def recorded_table(section: JsonObject, target: int) -> Table | None:
     return replace(table, note=note)
 
 
-def verdict(numbers: Numbers, target: int) -> list[str]:
-    """Return the conclusions from the table, which separate adaptation to the text from
-    extension."""
+def finetune_verdict(numbers: Numbers, target: int) -> list[str]:
+    """Return the conclusions from the table of a fine-tuning, which separate adaptation to the
+    text from extension."""
     if not numbers:
         return []
     tails = {label: values[f"tail_nll@{target}"] for label, values in numbers.items()}
@@ -86,7 +86,7 @@ def verdict(numbers: Numbers, target: int) -> list[str]:
     gain = numbers[TUNED][f"{GAIN}{target}"]
     line = (
         f"At {length_text(target)} the tuned model's loss on the last tokens is "
-        f"{_apart(gain)} the base's in its own window{_interval(gain)}"
+        f"{_gain_text(gain)} the base's in its own window{_gain_interval(gain)}"
     )
     if CONTROL not in tails:
         return [f"{line}; a part of any gain is adaptation to the text (--control measures it)."]
@@ -95,18 +95,21 @@ def verdict(numbers: Numbers, target: int) -> list[str]:
     if beyond is None:  # an older version recorded the training
         beyond = Value(gain.value - of_control.value, None, None, gain.n)
     return [
-        f"{line}, and {_apart(beyond)} the control's{_interval(beyond)}. The control's is "
-        f"{_apart(of_control)} the base's{_interval(of_control)} by adaptation to the text alone."
+        f"{line}, and {_gain_text(beyond)} the control's{_gain_interval(beyond)}. The control's is "
+        f"{_gain_text(of_control)} the base's{_gain_interval(of_control)} by adaptation to the "
+        "text alone."
     ]
 
 
-def _apart(gain: Value) -> str:
+def _gain_text(gain: Value) -> str:
+    """Write how far the loss after a fine-tuning is below or above another one."""
     side = "below" if gain.value > 0 else "above"
     return f"{abs(gain.value):.4f} nats per token {side}"
 
 
-def _interval(gain: Value) -> str:
-    """Write the interval of a loss above another one, and say so if it does not tell them apart."""
+def _gain_interval(gain: Value) -> str:
+    """Write the interval of a fine-tuned loss above another one, and say so if it does not tell
+    them apart."""
     if gain.ci95 is None:
         return ""
     low, high = gain.ci95
@@ -114,7 +117,7 @@ def _interval(gain: Value) -> str:
     return f" (95 % interval {-high:+.4f} to {-low:+.4f}{known})"
 
 
-def finetune_summary(done: Finetuned, needs: Requirements) -> TrainingSummary:
+def finetune_story(done: Finetuned, needs: TrainingNeeds) -> TrainingSummary:
     """Return the story of a fine-tuning, for the record and the card."""
     training = done.training
     options = training.options
@@ -122,7 +125,7 @@ def finetune_summary(done: Finetuned, needs: Requirements) -> TrainingSummary:
     overlap = training.overlap
     steps = done.kept_step
     tokens = done.kept_step * settings.step_tokens
-    section = section_of(done, TUNED_BY, ("stopped_early", "passes")) | {
+    section = record_section(done, TUNED_BY, ("stopped_early", "passes")) | {
         "targets": list(needs.targets),
         "steps": steps,
         "trained_steps": done.steps,
@@ -142,7 +145,7 @@ def finetune_summary(done: Finetuned, needs: Requirements) -> TrainingSummary:
     if options.retrieval_share:
         summary.append(trained_to_retrieve_text(options.retrieval_share))
     summary += short_windows_text(training)
-    summary += verdict(done.numbers, training.target)
+    summary += finetune_verdict(done.numbers, training.target)
     if lineage := training.lineage(overlap):
         summary.append(f"{lineage[0].upper()}{lineage[1:]}.")
     scored = training.learning.scored
@@ -180,7 +183,7 @@ def finetune_files(done: Finetuned, kept: JsonObject) -> dict[str, bytes]:
 
 
 def _losses_picture(done: Finetuned) -> bytes:
-    """Draw the loss by step as a PNG."""
+    """Draw the training loss by step as the PNG of OUT/training."""
     from matplotlib.ticker import MaxNLocator
 
     from ropext.results.report import plots
@@ -211,7 +214,7 @@ def _losses_picture(done: Finetuned) -> bytes:
 def _draw_losses(
     axis: "Axes", losses: Sequence[Mapping[str, float]], label: str, colour: str
 ) -> None:
-    """Draw the loss of each logged step."""
+    """Draw the training loss of each logged step."""
     if losses:
         steps = [entry["step"] for entry in losses]
         values = [entry["loss"] for entry in losses]

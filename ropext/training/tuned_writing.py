@@ -31,7 +31,7 @@ from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL
 from ropext.results.overlap import HASHES
 from ropext.training.new_rows import NewRows
-from ropext.training.objective import room_for
+from ropext.training.objective import output_bytes
 from ropext.training.origin import Origin
 from ropext.training.report import TrainingSummary, write_files
 from ropext.training.result import Finetuned
@@ -87,15 +87,15 @@ def write_tuned(
     story: TrainingSummary,
     manner: WriteOptions,
 ) -> None:
-    """Write OUT as a whole or not at all; first verify the model that stock transformers builds
-    from it. `extras` are files of OUT/training."""
+    """Write OUT of a fine-tuning as a whole or not at all; first verify the model that stock
+    transformers builds from it. `extras` are files of OUT/training."""
     origin = weights.origin
     adapter = weights.adapter
     snapshot = origin.snapshot
     output = done.output
     options = done.training.options
     assert isinstance(options, Finetune)
-    check_space(output, room_for(snapshot, options))
+    check_space(output, output_bytes(snapshot, options))
     with staged(Output(output, manner.force, [snapshot.directory])) as stage:
         directory = stage.directory
         compared: JsonObject = {}
@@ -103,19 +103,19 @@ def write_tuned(
             rows = weights.new_rows
             compared = rows.write(snapshot, adapter, directory, manner)
         else:
-            _merge(snapshot, adapter, directory)
+            _write_merged(snapshot, adapter, directory)
         with os_errors(output):
             beside = [n for n in snapshot.files if n not in (*snapshot.weight_files, INDEX)]
-            digests = _carry(snapshot, beside, directory, manner)
+            digests = _copy_base_files(snapshot, beside, directory, manner)
             if not options.slim:
-                digests |= _carry_base(snapshot, directory, manner)
+                digests |= _copy_base_checkpoint(snapshot, directory, manner)
                 write_adapter(origin, adapter, directory / ADAPTER, story)
             if weights.control is not None:
                 base = origin.record.base
                 name = str(base.get("hub_id") or base.get("name"))
                 copy_adapter(weights.control, directory / CONTROL, name, base.get("commit"), story)
             write_files(directory / TRAINING, extras)
-        record = _record(origin, directory, story, compared)
+        record = _tuned_record(origin, directory, story, compared)
         with os_errors(output):
             what = WHAT[str(options.train)]
             if not options.slim:
@@ -124,8 +124,9 @@ def write_tuned(
             provenance.write(record, directory, digests)
 
 
-def _merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
-    """Write base and adapter as one checkpoint, in the dtype that the base is stored in."""
+def _write_merged(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
+    """Write the base and its trained LoRA as one checkpoint, in the dtype that the base is
+    stored in."""
     # No attention is computed, and the config of a stranger does not choose it.
     model = load_model(snapshot, Loading(attention="eager", masked=is_masked(snapshot)))
     merged = add_adapter(model, str(adapter)).merge_and_unload()
@@ -134,14 +135,15 @@ def _merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
     merged.save_pretrained(directory, max_shard_size=largest + (1 << 20))
 
 
-def _carry(
+def _copy_base_files(
     snapshot: Snapshot,
     names: Iterable[str],
     directory: Path,
     manner: WriteOptions,
 ) -> dict[str, str]:
-    """Copy or link the base's files unchanged, and return their known SHA-256 values. The base's
-    config.json replaces save_pretrained's own, which lacks the legacy spellings."""
+    """Copy or link the base's files into a fine-tuned output unchanged, and return their known
+    SHA-256 values. The base's config.json replaces save_pretrained's own, which lacks the legacy
+    spellings."""
     digests = dict[str, str]()
     for name in names:
         source = snapshot.path(name)
@@ -156,23 +158,26 @@ def _carry(
     return digests
 
 
-def _carry_base(snapshot: Snapshot, directory: Path, manner: WriteOptions) -> dict[str, str]:
-    """Put the untuned checkpoint into the output; return the known SHA-256 values of its files."""
+def _copy_base_checkpoint(
+    snapshot: Snapshot, directory: Path, manner: WriteOptions
+) -> dict[str, str]:
+    """Put the untuned checkpoint into OUT/base of a fine-tuning; return the known SHA-256 values
+    of its files."""
     names = list(snapshot.files)
     for name in (provenance.NAME, card.README):
         if snapshot.path(name).is_file():
             names.append(name)
     digests = dict[str, str]()
-    for name, digest in _carry(snapshot, names, directory / BASE, manner).items():
+    for name, digest in _copy_base_files(snapshot, names, directory / BASE, manner).items():
         digests[f"{BASE}/{name}"] = digest
     return digests
 
 
-def _record(
+def _tuned_record(
     origin: Origin, directory: Path, story: TrainingSummary, compared: JsonObject
 ) -> provenance.Record:
-    """Return the base's record with the new weights, the run, a proof of the tuned checkpoint, and
-    the table's comparison `compared`."""
+    """Return the base's record with the weights of a fine-tuning, its run, a proof of the tuned
+    checkpoint, and the table's comparison `compared`."""
     record = origin.record
     if origin.table is not None:
         proved = proof.prove_table(directory, origin.table.extended)
@@ -196,7 +201,7 @@ def _record(
 def _write_card(
     origin: Origin, directory: Path, story: TrainingSummary, title: str, what: str
 ) -> None:
-    """Write the model card; `what` names the trained parts."""
+    """Write the model card of a fine-tuned checkpoint; `what` names the trained parts."""
     record = origin.record
     readings = None
     serving: tuple[tuple[str, str], ...] = ()
@@ -233,7 +238,8 @@ def _write_card(
 
 
 def write_adapter(origin: Origin, adapter: Path, directory: Path, story: TrainingSummary) -> None:
-    """Write PEFT's two files, and a card whose lines load them from anywhere."""
+    """Write PEFT's two files of the trained LoRA, and a card whose lines load them from
+    anywhere."""
     hub_id = origin.snapshot.hub_id
     copy_adapter(adapter, directory, hub_id or f"../{BASE}", origin.snapshot.commit, story)
     (directory / card.README).write_text(_adapter_card(origin), encoding="utf-8")
@@ -242,7 +248,7 @@ def write_adapter(origin: Origin, adapter: Path, directory: Path, story: Trainin
 def copy_adapter(
     adapter: Path, directory: Path, base: str, revision: str | None, story: TrainingSummary
 ) -> None:
-    """Copy a trained adapter into a new folder, under the name of its base."""
+    """Copy a trained LoRA into a new folder of OUT, under the name of its base."""
     directory.mkdir()
     (directory / HASHES).write_bytes(dump(story.trained_on))
     shutil.copyfile(adapter / WEIGHTS, directory / WEIGHTS)
@@ -255,6 +261,7 @@ def copy_adapter(
 
 
 def _adapter_card(origin: Origin) -> str:
+    """Return the model card of OUT/adapter, with the lines that load the LoRA."""
     hub_id = origin.snapshot.hub_id
     base = f'"{hub_id}"' if hub_id else f'f"{{folder}}/../{BASE}"'
     name = hub_id or f"../{BASE}"

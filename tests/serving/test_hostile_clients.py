@@ -281,16 +281,16 @@ def test_arguments_of_a_tool_call_that_are_nested_without_end_are_refused(client
 
 def test_objects_and_values_are_counted_outside_of_strings_before_they_are_parsed(loaded):
     from ropext.serving.questions import parse_request
-    from ropext.serving.refusals import RefusedRequest
+    from ropext.serving.refusals import RequestRefusal
 
     served = loaded["yarn"]
     inside = json.dumps({"prompt": '[{,\\" \\\\' * 300_000}).encode()
     assert json.loads(inside) == parse_request(served, inside)
     nested = b'{"prompt":"a\\\\","x":[' + b"[]," * 500_000 + b"[]]}"
-    with pytest.raises(RefusedRequest, match="more than 500,000 objects and arrays"):
+    with pytest.raises(RequestRefusal, match="more than 500,000 objects and arrays"):
         parse_request(served, nested)
     flat = b'{"prompt":"a\\"","x":[' + b'"",' * 600_000 + b"1]}"
-    with pytest.raises(RefusedRequest, match="more than 501,024 values"):
+    with pytest.raises(RequestRefusal, match="more than 501,024 values"):
         parse_request(served, flat)
 
 

@@ -8,7 +8,7 @@ from ropext.evaluation.corpus import Document
 from ropext.options.tasks import mkey, repetition
 from ropext.options.tasks.item import NOUNS
 from ropext.options.training import Finetune
-from ropext.training.rows import ControlRows, Full, KeyRows, Pose, Rows
+from ropext.training.rows import ControlRows, FullRows, KeyRows, PoseRows, TrainingRows
 
 
 class Characters:
@@ -108,20 +108,20 @@ def test_keys_and_haystacks_are_none_of_an_evaluation_with_the_same_seed():
 def test_the_share_of_rows_with_questions_is_the_requested_one():
     for share, expected in ((0.2, 20), (0.5, 50), (0.07, 7), (0.0, 0)):
         own = questions(share)
-        assert sum(own.falls_on(number) for number in range(100)) == expected
+        assert sum(own.asks_in_row(number) for number in range(100)) == expected
 
 
 def rows(strategy, share=0.25):
     document = Document(np.arange(4096) % 97)
-    return Rows([document], strategy, 8, 0, KeyRows(Characters(), [document], share, 0))
+    return TrainingRows([document], strategy, 8, 0, KeyRows(Characters(), [document], share, 0))
 
 
 def test_rows_of_text_are_unchanged_without_questions():
     mixed, plain = (
-        rows(Full(1024)),
-        Rows([Document(np.arange(4096) % 97)], Full(1024), 8, 0),
+        rows(FullRows(1024)),
+        TrainingRows([Document(np.arange(4096) % 97)], FullRows(1024), 8, 0),
     )
-    asking = [number for number in range(8) if mixed.questions.falls_on(number)]
+    asking = [number for number in range(8) if mixed.questions.asks_in_row(number)]
     assert asking == [3, 7]
     for number in range(8):
         same = np.array_equal(mixed[number].ids, plain[number].ids)
@@ -131,7 +131,7 @@ def test_rows_of_text_are_unchanged_without_questions():
 
 
 def test_pose_moves_the_second_part_of_questions_too():
-    row = rows(Pose(512, 4096))[3]
+    row = rows(PoseRows(512, 4096))[3]
     steps = np.diff(row.positions)
     assert len(row.ids) == 512
     assert (steps != 1).sum() <= 1
@@ -140,7 +140,7 @@ def test_pose_moves_the_second_part_of_questions_too():
 
 
 def test_the_control_gets_windows_that_hold_the_answers():
-    own = rows(Full(1024))
+    own = rows(FullRows(1024))
     control = ControlRows(own, 256)
     assert len(control) == 4 * 8
     for number in range(3 * 4, 4 * 4):

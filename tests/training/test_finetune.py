@@ -40,7 +40,7 @@ from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import EvaluationSettings, Reading
 from ropext.results.values import Bootstrap, Value
 from ropext.training import fit_report, report, tables, trainer, tuned_report
-from ropext.training.judge import numbers_of
+from ropext.training.judge import training_numbers
 from ropext.training.request import FinetuneRequest
 
 pytestmark = pytest.mark.slow
@@ -133,10 +133,10 @@ def test_none_of_three_documents_is_held_out_and_a_note_says_so(extended, storie
     few.write_text("\n".join(stories.read_text().splitlines()[:3]))
     planned = count_training("finetune", extended, str(few), **RUN)
     assert planned.to_json()["judging_documents"] == 0
-    assert "not evaluated: fewer than 4 of its 3 documents reach" in report.plan_text(planned)
+    assert "not evaluated: fewer than 4 of its 3 documents reach" in report.dry_run_text(planned)
     unsaid = count_training("finetune", extended, str(few), **OPEN)
     assert 3 < unsaid.rows.passes <= 4
-    assert "at most 4 passes: no held-out document says" in report.plan_text(unsaid)
+    assert "at most 4 passes: no held-out document says" in report.dry_run_text(unsaid)
 
 
 def test_an_error_about_documents_names_the_option_that_names_them(extended, stories, tmp_path):
@@ -153,7 +153,7 @@ def test_refusals_of_one_text_name_an_alternative(extended, base, stories, tmp_p
     for packing in ("documents", "glued"):
         with pytest.raises(InputError, match="--split-documents makes several documents"):
             count_training("fit", base, str(one), factor=4, steps=2, packing=packing)
-    assert "--split-documents" in report.plan_text(
+    assert "--split-documents" in report.dry_run_text(
         count_training("finetune", extended, str(one), **RUN)
     )
     for how in ("=====", "windows"):
@@ -184,7 +184,7 @@ def test_room_for_the_output_is_checked_before_the_training(
 def test_fewer_than_eight_documents_give_no_verdict():
     value = Value(1.0, None, None, 7, range=(0.9, 1.1))
     numbers = {label: {"tail_nll@256": value} for label in ("base", "tuned")}
-    assert tuned_report.verdict(numbers, 256) == [
+    assert tuned_report.finetune_verdict(numbers, 256) == [
         "Fewer than 8 documents give numbers, and no verdict."
     ]
     tail = replace(value, ci95=(0.9, 1.1))
@@ -193,7 +193,7 @@ def test_fewer_than_eight_documents_give_no_verdict():
     assert (
         "is 0.2121 nats per token above the base's in its own window (95 % interval -0.1849 to "
         "+0.4065, so which is lower is not known); a part"
-    ) in tuned_report.verdict(sure, 256)[0]
+    ) in tuned_report.finetune_verdict(sure, 256)[0]
 
 
 def test_the_table_sets_each_model_against_the_base_paired_by_document():
@@ -224,7 +224,7 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
         "The control's is 0.0500 nats per token below the base's (95 % interval -0.0800 to "
         "-0.0200) by adaptation to the text alone."
     )
-    (said,) = tuned_report.verdict(numbers, 256)
+    (said,) = tuned_report.finetune_verdict(numbers, 256)
     assert said == (
         f"{of_base} in its own window, and 0.0750 nats per token below the control's. {of_control}"
     )
@@ -232,7 +232,7 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
         "gain@256": Value(0.125, 0.01, (0.1, 0.15), 8),
         "gain_beyond_control@256": Value(0.07, 0.05, (-0.03, 0.17), 8),
     }
-    (said,) = tuned_report.verdict(numbers, 256)
+    (said,) = tuned_report.finetune_verdict(numbers, 256)
     assert said == (
         f"{of_base} in its own window (95 % interval -0.1500 to -0.1000), and 0.0700 nats per "
         "token below the control's (95 % interval -0.1700 to +0.0300, so which is lower is not "
@@ -249,7 +249,7 @@ def test_the_control_is_compared_with_the_tuned_model_on_the_same_tokens():
         for label, rows in zip(("base", "control", "tuned"), losses, strict=True)
     }
     frame = EvaluationSettings(64, (64,), 16, Bootstrap())
-    numbers = numbers_of(Measurement(frame, readings))
+    numbers = training_numbers(Measurement(frame, readings))
     value = numbers["tuned"]["gain_beyond_control@64"]
     assert value.value == pytest.approx((losses[1] - losses[2])[:, -16:].mean(), abs=1e-6)
     assert value.ci95[0] < value.value < value.ci95[1]
@@ -271,8 +271,8 @@ def test_the_final_loss_is_that_of_the_weights_that_are_kept(tmp_path):
 
 
 def test_eight_passes_are_warned_of():
-    assert report.too_often(7.9) == ""
-    assert "warning: [passes] after 8 passes the" in report.too_often(8)
+    assert report.repeated_text_warning(7.9) == ""
+    assert "warning: [passes] after 8 passes the" in report.repeated_text_warning(8)
 
 
 def test_a_fit_names_engines_that_cannot_read_it_and_the_cost_of_the_narrower_form():
@@ -296,7 +296,7 @@ def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_docume
     extended, stories
 ):
     planned = count_training("finetune", extended, str(stories), **OPEN)
-    said = report.plan_text(planned)
+    said = report.dry_run_text(planned)
     assert "at most 400 steps, stops when held-out documents no longer improve" in said
     assert f": at most {planned.rows.passes:.1f} passes\n" in said
     # Three documents: before, after and at each of 100 evaluations; the base in windows, twice.
@@ -305,7 +305,7 @@ def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_docume
     for length, passes in (({"epochs": 7}, 6.5), ({"steps": 99}, 2)):
         asked = count_training("finetune", extended, str(stories), **OPEN, **length)
         assert asked.rows.passes > passes
-        assert "at most" not in report.plan_text(asked).partition("documents: ")[2]
+        assert "at most" not in report.dry_run_text(asked).partition("documents: ")[2]
 
 
 def test_a_run_says_after_its_first_step_how_long_it_will_take():

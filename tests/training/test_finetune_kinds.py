@@ -23,7 +23,7 @@ from ropext.models.adapter import add_adapter
 from ropext.models.load import memory_errors
 from ropext.options.training import Finetune
 from ropext.training import learning, models, trainer, tuned_writing
-from ropext.training.finetune import prepare
+from ropext.training.finetune import prepare_finetune
 from ropext.training.origin import open_origin
 from ropext.training.report import TrainingSummary, passes_text
 
@@ -163,7 +163,7 @@ def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, 
     from transformers import AutoModelForCausalLM
 
     model, data = conversing(extended, tmp_path)
-    prepared = prepare(str(model), str(data), Finetune(**SHORT))
+    prepared = prepare_finetune(str(model), str(data), Finetune(**SHORT))
     (document,) = prepared.data.documents
     decoded = prepared.encoder.tokenizer.decode(document.ids[document.mask()])
     assert decoded == "over the hill</s>"
@@ -199,7 +199,7 @@ def test_conversations_in_which_the_user_alone_speaks_are_refused(extended, tmp_
 
 
 def test_text_that_is_read_again_is_reported(extended, stories, tmp_path):
-    prepared = prepare(str(extended), str(stories), Finetune(**SHORT))
+    prepared = prepare_finetune(str(extended), str(stories), Finetune(**SHORT))
     # 700 characters hold two rows of 256, and all 24 documents can train.
     assert prepared.rows.passes == 4 / 48
     assert len(prepared.data.documents) == 24

@@ -72,14 +72,14 @@ def fitted(tmp_path_factory):
     afterwards."""
     output = tmp_path_factory.mktemp("fitted") / "out"
     told, loaded = [], []
-    load = models.load
+    load = models.load_to_train
 
     def keeps(*args):
         loaded.append(load(*args))
         return loaded[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "load", keeps)
+        patch.setattr(models, "load_to_train", keeps)
         done = train('fit',
             DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"), output,
             call=Call(Hooks(told.append), ("ropext", "fit")), **KNOWN,
@@ -525,7 +525,9 @@ def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_pat
     from ropext.options.training import Fit
     from ropext.pipeline.steps import FitStage
 
-    found = [fit.prepare(str(own), str(stories), Fit(**RANDOM)).decides() for own in (base, again)]
+    found = [
+        fit.prepare_fit(str(own), str(stories), Fit(**RANDOM)).decides() for own in (base, again)
+    ]
     assert [key for key in found[0] if found[0][key] != found[1][key]] == ["weights"]
     # A value at its default is in no key. If a default changes, another number that is in a key
     # must rise.
@@ -577,7 +579,7 @@ def test_of_the_steps_that_surely_beat_the_start_the_lowest_is_taken():
         )
         for label, each in gains.items()
     }
-    found = Measurement(data.judge_of((), (64, 256), 0).frame, models)
+    found = Measurement(data.judging_workload((), (64, 256), 0).frame, models)
     hoped, surer, start = (rules.far_loss(found, label) for label in ("10", "15", "start"))
     assert hoped < surer < start
     assert rules.best_fit_step(found, ["5", "10", "15", "20"], "start") == "15"
@@ -590,7 +592,9 @@ def test_a_fit_that_answers_surely_fewer_questions_has_lost():
         label: MeasuredModel(items=tuple(score(index, index >= count) for index in range(40)))
         for label, count in wrong.items()
     }
-    found = Measurement(data.judge_of((), (64, 256), 0).frame, models | {"no": MeasuredModel()})
+    found = Measurement(
+        data.judging_workload((), (64, 256), 0).frame, models | {"no": MeasuredModel()}
+    )
     assert rules.lost_answers(found, "twelve", "start").value == pytest.approx(-12 / 40)
     assert rules.lost_answers(found, "one", "start") is None
     assert rules.lost_answers(found, "start", "twelve") is None
@@ -602,13 +606,13 @@ def test_a_few_steps_are_those_of_a_literal_loop(tmp_path, monkeypatch):
     the target and short ones, from the same rows."""
     from transformers import AutoModelForCausalLM
 
-    decide, seen = SpectrumObjective._decide, []
+    decide, seen = SpectrumObjective._choose_step, []
 
     def remembering(self, pause, steps):
         seen.append((self, self.steps.knobs(4)))
         return decide(self, pause, steps)
 
-    monkeypatch.setattr(SpectrumObjective, "_decide", remembering)
+    monkeypatch.setattr(SpectrumObjective, "_choose_step", remembering)
     options = KNOWN | {"steps": 4, "batch_tokens": 512, "eval_every": 4, "keep_short": 2}
     options |= {"retrieval_items": 0, "retrieval_share": 0.0, "learning_rate": 0.05}
     train(

@@ -12,7 +12,7 @@ from ropext.models.patching import apply_config
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.training import spectrum
-from ropext.training.spectrum import Learner, LeftGuards
+from ropext.training.spectrum import LeftGuards, SpectrumLearner
 from ropext.training.starts import example_knobs
 
 TARGET = 256
@@ -30,7 +30,7 @@ def live(model, within="longrope", method="yarn", ceiling=16.0, **knobs):
     """Make a model whose spectrum moves, patched to its start."""
     config = config_of(model)
     plan = plan_of(config, method, **knobs)
-    space = spectrum.space_of(within, plan.main, TARGET, ceiling)
+    space = spectrum.spectrum_space(within, plan.main, TARGET, ceiling)
     apply_config(model, plan_of(config, space.method, **space.knobs()).config)
     spectrum.install_space(model, plan.sites, TARGET, space)
     return space, plan, config
@@ -46,7 +46,7 @@ def loss_of(model, space):
     ids = ids_of(model)
     labels = ids.clone()
     labels[:, : TARGET // 2] = -100
-    return Learner(model, space, sliced=False, tail=TARGET)(ids, labels)["loss"]
+    return SpectrumLearner(model, space, sliced=False, tail=TARGET)(ids, labels)["loss"]
 
 
 def wide_llama(**changes):
@@ -93,7 +93,9 @@ def test_sliced_and_whole_logits_give_the_same_loss_and_gradient_for_the_same_ro
     found = []
     for sliced in (True, False):
         space.zero_grad()
-        loss = Learner(model, space, sliced=sliced, tail=TARGET - 8)(ids, labels, weights)["loss"]
+        loss = SpectrumLearner(model, space, sliced=sliced, tail=TARGET - 8)(ids, labels, weights)[
+            "loss"
+        ]
         loss.backward()
         found.append((float(loss.detach()), space.offsets.grad.clone()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
@@ -125,7 +127,7 @@ def test_the_written_factors_are_the_fitted_ones(within, method, form):
     global_target = 4096 if within == "yarn" else TARGET
     config = config_of(model)
     plan = make_plan(config, Extend(method=method, target=global_target))
-    space = spectrum.space_of(within, plan.main, global_target, 16.0)
+    space = spectrum.spectrum_space(within, plan.main, global_target, 16.0)
     apply_config(model, make_plan(config, Extend(method=space.method, target=global_target,
                                           **space.knobs())).config)  # fmt: skip
     spectrum.install_space(model, plan.sites, global_target, space)
@@ -146,7 +148,7 @@ def test_the_written_factors_are_the_fitted_ones(within, method, form):
     assert written.main.wanted.attention_factor == pytest.approx(attention, rel=1e-9)
     with torch.no_grad():
         found = model(ids_of(model)).logits
-    spectrum.remove(model)
+    spectrum.remove_space(model)
     apply_config(model, written.config)
     with torch.no_grad():
         stock = model(ids_of(model)).logits
@@ -156,7 +158,7 @@ def test_the_written_factors_are_the_fitted_ones(within, method, form):
 def test_a_pair_is_held_at_its_guard_and_comes_back():
     config = config_of(new_llama())
     plan = plan_of(config, "pi")
-    space = spectrum.space_of("longrope", plan.main, TARGET, 6.0)
+    space = spectrum.spectrum_space("longrope", plan.main, TARGET, 6.0)
     with torch.no_grad():
         space.offsets[3] = 2.0
         space.offsets[4] = -5.0
@@ -185,13 +187,13 @@ def test_spectra_outside_of_the_guards_are_reported_and_stop_the_training():
     model = new_llama(max_position_embeddings=1024)
     config = config_of(model)
     plan = make_plan(config, Extend(method="yarn", factor=4))
-    ramp = spectrum.space_of("yarn", plan.main, 4096, 16.0)
+    ramp = spectrum.spectrum_space("yarn", plan.main, 4096, 16.0)
     assert ramp.outside() is None
     with torch.no_grad():
         ramp.ends[0] = 10.0
         ramp.ends[1] = -30.0
     assert "ends crossed" in ramp.outside()
-    theta = spectrum.space_of(
+    theta = spectrum.spectrum_space(
         "ntk", make_plan(config, Extend(method="ntk", factor=4)).main, 4096, 16.0
     )
     with torch.no_grad():
@@ -205,7 +207,7 @@ def test_spectra_outside_of_the_guards_are_reported_and_stop_the_training():
     assert "not finite" in theta.outside()
     ids = ids_of(model, 8)
     with pytest.raises(LeftGuards, match="not finite"):
-        Learner(model, theta, sliced=False, tail=TARGET)(ids, ids)
+        SpectrumLearner(model, theta, sliced=False, tail=TARGET)(ids, ids)
 
 
 def test_a_form_that_the_start_does_not_have_is_refused():
@@ -213,7 +215,7 @@ def test_a_form_that_the_start_does_not_have_is_refused():
     with pytest.raises(
         UsageError, match="--within yarn needs a start that is written as one yarn rope dict"
     ):
-        spectrum.space_of("yarn", plan.main, TARGET, 16.0)
+        spectrum.spectrum_space("yarn", plan.main, TARGET, 16.0)
 
 
 def tiny(kind, config_kind, **changes):
@@ -262,7 +264,7 @@ def test_other_rotary_modules_move_too(family):
     found = model(ids_of(model)).logits
     found.square().mean().backward()
     assert float(space.offsets.grad.abs().max()) > 0
-    spectrum.remove(model)
+    spectrum.remove_space(model)
     apply_config(model, plan_of(config, "longrope", **space.knobs()).config)
     with torch.no_grad():
         stock = model(ids_of(model)).logits
@@ -285,7 +287,7 @@ def test_only_full_attention_moves_in_a_model_of_several_layer_types():
 def test_a_model_whose_frequencies_no_module_holds_is_refused():
     model = new_llama()
     plan = plan_of(config_of(model), "pi")
-    space = spectrum.space_of("longrope", plan.main, TARGET, 16.0)
+    space = spectrum.spectrum_space("longrope", plan.main, TARGET, 16.0)
     with pytest.raises(UnsupportedModel, match="no rotary module holds the planned frequencies"):
         spectrum.install_space(model, plan.sites, TARGET, space)  # it was not patched
 

@@ -7,7 +7,7 @@ from tiny_llama import SHAPE, VOCABULARY, new_llama
 
 from ropext.evaluation.corpus import Document
 from ropext.training import loss
-from ropext.training.rows import Collator, Pose, Row, Rows
+from ropext.training.rows import PoseRows, Row, RowCollator, TrainingRows
 
 
 def gradients(model, **inputs):
@@ -90,10 +90,10 @@ def test_families_that_scale_or_cap_their_logits_keep_their_own_loss():
 def test_the_second_chunk_of_a_pose_row_sees_the_first(attention):
     model = new_llama()
     model.set_attn_implementation(attention)
-    row = Rows([Document(np.arange(300) % 50 + 4)], Pose(16, 64), 1, seed=0)[0]
+    row = TrainingRows([Document(np.arange(300) % 50 + 4)], PoseRows(16, 64), 1, seed=0)[0]
     jump = int(np.flatnonzero(~row.scored)[0])
     assert np.diff(row.positions).max() > 1
-    inputs = Collator(padding=0)([row])
+    inputs = RowCollator(padding=0)([row])
     inputs.pop("labels")
     inputs["use_cache"] = False  # as in training; a cache would hide the trap
 
@@ -123,7 +123,7 @@ def test_the_collator_pads_at_the_end_and_masks_the_padding():
         Row(np.arange(5), np.arange(5), np.ones(5, bool)),
         Row(np.arange(3) + 7, np.array([0, 9, 10]), np.array([True, False, True])),
     ]
-    inputs = Collator(padding=63)(rows)
+    inputs = RowCollator(padding=63)(rows)
     assert inputs["input_ids"].tolist() == [[0, 1, 2, 3, 4], [7, 8, 9, 63, 63]]
     assert inputs["labels"].tolist() == [[0, 1, 2, 3, 4], [7, -100, 9, -100, -100]]
     assert inputs["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]

@@ -91,7 +91,7 @@ def test_the_new_rows_alone_are_other_bytes(place, name, old):
 def test_the_first_loss_is_stock_cross_entropy_over_all_masked_tokens_of_a_step(place):
     long, data = str(place / "roberta-long"), str(place / "data.jsonl")
     done = finetune(place, "roberta", "literal", micro_rows=1)
-    prepared = preparing.prepare(long, data, Finetune(**SHORT))
+    prepared = preparing.prepare_finetune(long, data, Finetune(**SHORT))
     around = prepared.learning.prediction
     rows = MaskedRows(prepared.rows, prepared.encoder.tokenizer, around, 0)
     model = AutoModelForMaskedLM.from_pretrained(long)

@@ -113,7 +113,10 @@ def test_a_lora_alone_has_a_control_with_the_old_rows(place):
 def test_gradients_of_old_rows_are_zero(place):
     origin = open_origin(str(place / "opt-long"))
     options = Finetune(train="new-rows")
-    model, no_lora = models.load(origin.snapshot, options), SimpleNamespace(rank=None, alpha=None)
+    model, no_lora = (
+        models.load_to_train(origin.snapshot, options),
+        SimpleNamespace(rank=None, alpha=None),
+    )
     new_rows = NewRows(origin.table)
     joined = models.add_adapter(model, options, no_lora, new_rows)
     ((name, rows),) = new_rows.tables(joined)

@@ -29,7 +29,7 @@ def folder(tmp_path):
     [(None, {6, 8, 10}), ("checkpoint-2", {2, 8, 10}), ("checkpoint-10", {6, 8, 10})],
 )
 def test_the_last_checkpoints_and_the_best_one_stay(folder, best, kept):
-    trainer.rotate(folder, best and str(folder / best))
+    trainer.rotate_checkpoints(folder, best and str(folder / best))
     left = [path.parent.name for path in folder.glob("checkpoint-*/optimizer.pt")]
     steps = {int(name.removeprefix("checkpoint-")) for name in left}
     assert steps == kept

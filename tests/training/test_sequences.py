@@ -5,7 +5,7 @@ import pytest
 
 from ropext.base.errors import InputError
 from ropext.evaluation.corpus import Document
-from ropext.training.rows import ControlRows, Full, Pose, Rows, join_documents
+from ropext.training.rows import ControlRows, FullRows, PoseRows, TrainingRows, join_documents
 
 
 def counting(size, start=0):
@@ -14,7 +14,7 @@ def counting(size, start=0):
 
 
 def test_full_rows_are_runs_of_one_document_and_a_pass_reads_every_token_once():
-    rows = Rows([counting(40), counting(33, 1000)], Full(8), 9, seed=3)
+    rows = TrainingRows([counting(40), counting(33, 1000)], FullRows(8), 9, seed=3)
     assert rows.per_pass == 5 + 4
     starts = sorted(int(rows[i].ids[0]) for i in range(9))
     read = np.concatenate([rows[i].ids for i in range(9)])
@@ -31,23 +31,23 @@ def test_full_rows_are_runs_of_one_document_and_a_pass_reads_every_token_once():
 
 def test_a_row_depends_on_seed_and_number_alone():
     documents = [counting(300)]
-    one, two = (Rows(documents, Pose(16, 128), 50, seed=1) for _ in range(2))
+    one, two = (TrainingRows(documents, PoseRows(16, 128), 50, seed=1) for _ in range(2))
     backwards = [two[i] for i in reversed(range(50))][::-1]
     assert all(np.array_equal(one[i].ids, backwards[i].ids) for i in range(50))
-    other = Rows(documents, Pose(16, 128), 50, seed=2)
+    other = TrainingRows(documents, PoseRows(16, 128), 50, seed=2)
     assert any(not np.array_equal(one[i].positions, other[i].positions) for i in range(50))
     assert not np.array_equal(one[0].ids, one[1].ids)
 
 
 def test_the_second_pass_has_another_order():
-    rows = Rows([counting(80)], Full(8), 20, seed=0)
+    rows = TrainingRows([counting(80)], FullRows(8), 20, seed=0)
     first, second = ([int(rows[i].ids[0]) for i in range(a, a + 10)] for a in (0, 10))
     assert sorted(first) == sorted(second)
     assert first != second
 
 
 def test_pose_skips_positions_once_up_to_the_target_and_masks_the_label_after_the_jump():
-    rows = Rows([counting(1000)], Pose(16, 128), 400, seed=0)
+    rows = TrainingRows([counting(1000)], PoseRows(16, 128), 400, seed=0)
     last, firsts = [], []
     for i in range(400):
         row = rows[i]
@@ -70,14 +70,14 @@ def test_pose_skips_positions_once_up_to_the_target_and_masks_the_label_after_th
 
 
 def test_pose_reaches_the_target_from_documents_shorter_than_it():
-    rows = Rows([counting(40)], Pose(16, 128), 300, seed=0)
+    rows = TrainingRows([counting(40)], PoseRows(16, 128), 300, seed=0)
     last = [int(rows[i].positions[-1]) for i in range(300)]
     assert max(last) == 127
     assert all(rows[i].ids.min() >= 0 and rows[i].ids.max() < 40 for i in range(300))
 
 
 def test_pose_of_a_longrope_stays_beyond_its_short_set():
-    rows = Rows([counting(1000)], Pose(16, 128, beyond=64), 200, seed=0)
+    rows = TrainingRows([counting(1000)], PoseRows(16, 128, beyond=64), 200, seed=0)
     assert min(int(rows[i].positions[-1]) for i in range(200)) == 64
 
 
@@ -85,15 +85,15 @@ def test_tokens_that_are_not_scored_stay_so():
     scored = np.zeros(40, bool)
     scored[10:20] = True
     document = Document(np.arange(40), scored)
-    row = Rows([document], Full(40), 1, seed=0)[0]
+    row = TrainingRows([document], FullRows(40), 1, seed=0)[0]
     assert row.scored.tolist() == scored.tolist()
     for i in range(20):
-        row = Rows([document], Pose(16, 32), 20, seed=0)[i]
+        row = TrainingRows([document], PoseRows(16, 32), 20, seed=0)[i]
         assert all(10 <= token < 20 for token in row.ids[row.scored])
 
 
 def test_the_control_reads_the_same_tokens_in_short_windows():
-    rows = Rows([counting(90)], Full(20), 4, seed=0)
+    rows = TrainingRows([counting(90)], FullRows(20), 4, seed=0)
     pieces = ControlRows(rows, 8)
     assert len(pieces) == 12
     for at in range(4):
@@ -104,7 +104,7 @@ def test_the_control_reads_the_same_tokens_in_short_windows():
 
 
 def test_the_control_of_pose_has_no_jump_in_its_positions():
-    rows = Rows([counting(90)], Pose(8, 64), 4, seed=0)
+    rows = TrainingRows([counting(90)], PoseRows(8, 64), 4, seed=0)
     piece = ControlRows(rows, 16)[2]
     assert np.array_equal(piece.ids, rows[2].ids)
     assert piece.positions.tolist() == list(range(8))
@@ -119,8 +119,8 @@ def test_glued_documents_are_all_there_with_separators():
 
 
 def test_short_documents_are_counted_and_none_long_enough_is_an_error_with_both_lengths():
-    assert Rows([counting(5), counting(50)], Full(10), 1, seed=0).too_short == 1
+    assert TrainingRows([counting(5), counting(50)], FullRows(10), 1, seed=0).too_short == 1
     with pytest.raises(InputError, match=r"at least 64 tokens.*of 2 has 50.*--strategy pose"):
-        Rows([counting(5), counting(50)], Full(64), 1, seed=0)
+        TrainingRows([counting(5), counting(50)], FullRows(64), 1, seed=0)
     with pytest.raises(InputError, match=r"--window 64.*has 50"):
-        Rows([counting(5), counting(50)], Pose(64, 128), 1, seed=0)
+        TrainingRows([counting(5), counting(50)], PoseRows(64, 128), 1, seed=0)

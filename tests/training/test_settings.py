@@ -10,7 +10,9 @@ from ropext.training import defaults
 
 
 def settings(parameters, context=4096, target=32768, **options):
-    return defaults.settings(Finetune(**options), defaults.Size(parameters, context, target))
+    return defaults.finetune_settings(
+        Finetune(**options), defaults.ModelSize(parameters, context, target)
+    )
 
 
 def test_a_7b_model_gets_the_papers_optimiser_and_at_most_its_steps():
@@ -47,9 +49,9 @@ def test_held_out_documents_say_how_long_a_default_run_is_or_else_four_passes_do
 
 
 def of_data(per_pass, processes=1, parameters=7e9, judging=1, **options):
-    size = defaults.Size(parameters, 4096, 16384)
-    amount = defaults.Amount(per_pass, processes, judging)
-    return defaults.settings(Finetune(**options), size, amount)
+    size = defaults.ModelSize(parameters, 4096, 16384)
+    amount = defaults.DataAmount(per_pass, processes, judging)
+    return defaults.finetune_settings(Finetune(**options), size, amount)
 
 
 @pytest.mark.parametrize("judging", [1, 8 * 16384, 64 * 16384, 10**9])

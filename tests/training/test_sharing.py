@@ -79,7 +79,7 @@ def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
     launched, monkeypatch, extended, stories
 ):
     launched(1, fsdp=True)
-    monkeypatch.setattr(models, "device", lambda options: torch.device("cuda"))
+    monkeypatch.setattr(models, "training_device", lambda options: torch.device("cuda"))
     monkeypatch.setattr("ropext.training.objective.free_memory", lambda device: int(79e9))
     planned = count_training("finetune", extended, str(stories), **RUN)
     assert planned.judge is None
@@ -94,7 +94,7 @@ class Seen(Exception):
 def test_qlora_trains_in_bfloat16(monkeypatch, extended, stories, tmp_path):
     """Without the quantiser, which runs on GPUs: the dtype of its unpacked weights, and Trainer's
     settings."""
-    settle = trainer.arguments
+    settle = trainer.trainer_arguments
 
     def looks(job):
         embedding = job.model.get_input_embeddings().weight
@@ -102,8 +102,8 @@ def test_qlora_trains_in_bfloat16(monkeypatch, extended, stories, tmp_path):
             settle(job).bf16, embedding.dtype, job.model.get_output_embeddings().weight.dtype
         )
 
-    monkeypatch.setattr(trainer, "arguments", looks)
-    monkeypatch.setattr(models, "four_bits", lambda where: None)
+    monkeypatch.setattr(trainer, "trainer_arguments", looks)
+    monkeypatch.setattr(models, "qlora_quantiser", lambda where: None)
     options = RUN | {"eval_documents": 0, "qlora": True, "dtype": "bfloat16"}
     with pytest.raises(Seen) as seen:
         train("finetune", extended, str(stories), tmp_path / "out", **options)

@@ -11,14 +11,14 @@ from trained import count_training, train
 from ropext.base.errors import UsageError
 from ropext.options.training import Finetune, Fit
 from ropext.training import finetune, fit, models
-from ropext.training.rows import ControlRows, WithShort
+from ropext.training.rows import ControlRows, RowsWithShortWindows
 
 FIT = {"factor": 4, "start": "yarn", "steps": 5, "retrieval_items": 0, "held_out": 8}
 POSE = FIT | {"strategy": "pose", "window": 32, "batch_tokens": 256, "retrieval_share": 0.0}
 
 
 def test_rows_of_a_fit_reach_every_distance_up_to_the_target(base, stories):
-    prepared = fit.prepare(str(base), str(stories), Fit(**POSE | {"steps": 200}))
+    prepared = fit.prepare_fit(str(base), str(stories), Fit(**POSE | {"steps": 200}))
     distances = set()
     for row in prepared.rows:
         assert len(row.ids) == len(row.positions) == 32
@@ -37,7 +37,7 @@ def test_rows_of_a_fit_reach_every_distance_up_to_the_target(base, stories):
 
 def test_questions_of_a_fit_in_short_rows_jump_too(base, stories):
     asked = POSE | {"window": 128, "retrieval_share": 0.5, "steps": 40}
-    prepared = fit.prepare(str(base), str(stories), Fit(**asked))
+    prepared = fit.prepare_fit(str(base), str(stories), Fit(**asked))
     rows = [row for row in prepared.rows if row.weight != 1]
     assert len(rows) == len(prepared.rows) // 2
     for row in rows:
@@ -69,10 +69,10 @@ KEEP = RUN | {"keep_short": 2, "strategy": "pose", "window": 32, "batch_tokens":
 
 def test_every_step_of_a_finetuning_has_its_windows_of_the_original_length(extended, stories):
     options = Finetune(**KEEP)
-    prepared = finetune.prepare(str(extended), str(stories), options)
+    prepared = finetune.prepare_finetune(str(extended), str(stories), options)
     assert prepared.settings.per_step == 3 + 2
     assert prepared.settings.tokens == 3 * (3 * 32 + 2 * CONTEXT)
-    mixed = WithShort(prepared.rows, 3, prepared.rows.documents, CONTEXT, options)
+    mixed = RowsWithShortWindows(prepared.rows, 3, prepared.rows.documents, CONTEXT, options)
     assert len(mixed) == 15
     shorts = [row for number, row in enumerate(mixed) if number % 5 < 2]
     assert all(np.array_equal(row.positions, np.arange(CONTEXT)) for row in shorts)
@@ -82,7 +82,9 @@ def test_every_step_of_a_finetuning_has_its_windows_of_the_original_length(exten
     assert rest == [row.ids.tobytes() for row in prepared.rows]
     # The control reads the same windows.
     control = ControlRows(prepared.rows, CONTEXT)
-    also = WithShort(control, 3 * control.per_row, prepared.rows.documents, CONTEXT, options)
+    also = RowsWithShortWindows(
+        control, 3 * control.per_row, prepared.rows.documents, CONTEXT, options
+    )
     for number, row in enumerate(shorts):
         step, at = divmod(number, 2)
         assert also[step * also.per_step + at].ids.tobytes() == row.ids.tobytes()
@@ -96,7 +98,7 @@ def test_a_dry_run_counts_the_windows_that_are_kept(extended, stories):
 def test_a_dry_run_counts_the_bytes_of_weights_and_of_the_optimisers_state(extended, stories):
     options = Finetune(**KEEP)
     planned = count_training("finetune", extended, str(stories), **KEEP)
-    model = models.load(planned.snapshot, options)
+    model = models.load_to_train(planned.snapshot, options)
     assert planned.needs.weight_bytes == sum(own.nbytes for own in model.parameters())
     joined = models.add_adapter(model, options, planned.settings)
     optimiser = torch.optim.AdamW(own for own in joined.parameters() if own.requires_grad)

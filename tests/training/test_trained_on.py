@@ -81,17 +81,17 @@ def test_an_overlap_of_training_and_evaluation_is_reported_everywhere(tuned):
 
 def test_a_plan_warns_of_the_overlap_before_the_training(extended, data):
     planned = count_training("finetune", extended, data["train"], evaluate=data["again"], **RUN)
-    assert "warning: [seen] 8 of 8 documents were trained on" in report.plan_text(planned)
+    assert "warning: [seen] 8 of 8 documents were trained on" in report.dry_run_text(planned)
     planned = count_training("finetune", extended, data["train"], evaluate=data["new"], **RUN)
     assert planned.to_json()["overlap"]["mark"] == ""
-    assert "trained on" not in report.plan_text(planned)
+    assert "trained on" not in report.dry_run_text(planned)
 
 
 def test_a_forecast_has_no_choice_documents_before_the_training(extended, data):
     options = {"batch_tokens": 256, "rank": 2, "eval_documents": 8, "evaluate": data["new"]}
     planned = count_training("finetune", extended, data["train"], **options)
     assert planned.chooses_step
-    assert "chose" not in report.plan_text(planned)
+    assert "chose" not in report.dry_run_text(planned)
     assert planned.to_json()["overlap"]["chosen_on"] == 0
     # the overlap of the result
     assert planned.overlap.chosen_on == planned.judged > 0

@@ -38,7 +38,7 @@ def texts(count, length=50):
 
 def read(raw, encoder, **changes):
     options = {"wanted_tokens": 1000, "row": 10, "target": 50, "judging": 8}
-    return data.divide(raw, encoder, data.Division(**options | changes))
+    return data.divide_training_data(raw, encoder, data.Division(**options | changes))
 
 
 def ids(document):

@@ -26,19 +26,21 @@ from ropext.results import rules
 from ropext.training import finetune, models, trainer
 from ropext.training.loss import use_sliced_loss
 from ropext.training.request import FinetuneRequest
-from ropext.training.rows import Collator
+from ropext.training.rows import RowCollator
 
 RANK = int(os.environ["RANK"])
 
 
 def prepared_batch(extended, stories):
-    prepared = finetune.prepare(extended, stories, Finetune(steps=1, batch_tokens=1024, rank=4))
+    prepared = finetune.prepare_finetune(
+        extended, stories, Finetune(steps=1, batch_tokens=1024, rank=4)
+    )
     rows = [prepared.rows[number] for number in range(4)]
-    return prepared, Collator(prepared.padding)(rows)
+    return prepared, RowCollator(prepared.padding)(rows)
 
 
 def new_model(prepared, dtype):
-    model = models.load(prepared.snapshot, Finetune(device="cpu", dtype=dtype))
+    model = models.load_to_train(prepared.snapshot, Finetune(device="cpu", dtype=dtype))
     assert use_sliced_loss(model) is None
     torch.manual_seed(0)
     return models.add_adapter(model, prepared.options, prepared.settings).train()
