@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from ropext.base import guard
-from ropext.base.inputs import from_home
-from ropext.cli.options import Format
+from ropext.cli.options import Format, output_option
 from ropext.cli.output import Out
 
 Runs = Annotated[
@@ -18,9 +17,7 @@ Runs = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output", "-o", parser=from_home, metavar="DIR", help="write a report there too"
-    ),
+    output_option("DIR", "write a report there too", panel=None),
 ]
 FailIf = Annotated[
     list[str] | None,

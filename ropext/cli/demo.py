@@ -5,20 +5,15 @@ from typing import Annotated
 
 import typer
 
-from ropext.base.inputs import from_home
+from ropext.cli.options import output_option
 from ropext.cli.output import Bar, Out
 
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        parser=from_home,
-        metavar="DIR",
-        help=(
-            "directory for everything that the demo writes [ropext-demo; with --full "
-            "ropext-demo-full]"
-        ),
+    output_option(
+        "DIR",
+        "directory for everything that the demo writes [ropext-demo; with --full ropext-demo-full]",
+        panel=None,
     ),
 ]
 Full = Annotated[

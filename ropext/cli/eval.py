@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ropext.base.errors import UsageError
-from ropext.base.inputs import from_home
 from ropext.base.jobs import counted
 from ropext.cli import options
 from ropext.cli.output import Out, call_of, stoppable
@@ -31,14 +30,7 @@ Model = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        parser=from_home,
-        metavar="RUN",
-        help="directory that keeps it all",
-        rich_help_panel=options.BASIC_OUTPUT,
-    ),
+    options.output_option("RUN", "directory that keeps it all"),
 ]
 FailIf = Annotated[
     list[str] | None,
@@ -82,11 +74,11 @@ DryRun = Annotated[
 ]
 
 
-@options.takes("given", EndpointOptions, Evaluate)
 def command(
     out: Out,
-    given: dict[str, Any],
     model: Model = None,
+    *,
+    given: Annotated[options.Given, options.OptionsOf(EndpointOptions, Evaluate)],
     output: Output = None,
     fail_if: FailIf = None,
     losses: Losses = None,
@@ -123,7 +115,7 @@ def command(
             return
         with stoppable() as stop:
             done = ports.evaluate_port(plan, output, call_of(out, force=force, stop=stop))
-        _tell_port(out, done, gates, table_format)
+        _print_measurement(out, done, gates, _server_measurement(done), table_format)
         return
     if model is None:
         raise UsageError("give MODEL, or a running server by --endpoint URL")
@@ -143,64 +135,62 @@ def command(
         with request.prepared(output, call) as job:
             done = job.make(output, call)
     if is_main():
-        _tell(out, done, gates, Showing(full, table_format))
+        printed = _model_measurement(done, full, table_format)
+        _print_measurement(out, done, gates, printed, table_format)
 
 
 @dataclass(frozen=True)
-class Showing:
-    """How to show the tables: all of them or not, and in which format."""
+class PrintedMeasurement:
+    """The parts of a measurement that `ropext eval` prints: sentences, the tables for a terminal,
+    all tables, and the sentence about resumed work."""
 
-    full: bool
-    format: "Format | None"
+    lines: Sequence[str]
+    shown: "Sequence[Table]"
+    every: "Sequence[Table]"
+    resumed: str
 
 
-def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", showing: Showing) -> None:
-    """Print the result of an evaluation, and raise if a gate failed."""
+def _model_measurement(
+    done: "Measurement", full: bool, table_format: "Format | None"
+) -> PrintedMeasurement:
+    """Return the tables and verdicts of evaluated models that --full and --format ask for."""
     from ropext.results.report import tables
 
     every = tables.evaluation_tables(done)
-    if showing.full and showing.format == "csv":
+    if full and table_format == "csv":
         shown = tables.table_of_every_number(done)
-    elif showing.full:
+    elif full:
         shown = every
-    elif showing.format == "csv":
+    elif table_format == "csv":
         shown = tables.tidy_tables(done)
     else:
         shown = tables.main_tables(done)
     lines = tables.verdict_lines(done)
     lines += done.facts.not_measurable.values()
     resumed = "{} finished pieces were found and not read again"
-    _tell_all(out, done, gates, Told(lines, shown, every, resumed, showing.format))
+    return PrintedMeasurement(lines, shown, every, resumed)
 
 
-def _tell_port(
-    out: Out, done: "Measurement", gates: "tuple[Gate, ...]", table_format: "Format | None"
-) -> None:
-    """Print the results for a server, and raise if a gate failed."""
+def _server_measurement(done: "Measurement") -> PrintedMeasurement:
+    """Return the tables and warnings of the server that --endpoint names."""
     from ropext.endpoint import tables
 
     shown = tables.port_tables(done)
     lines = tables.port_lines(done)
     lines += done.facts.warnings
     resumed = "{} questions were answered before and not asked again"
-    _tell_all(out, done, gates, Told(lines, shown, shown, resumed, table_format))
+    return PrintedMeasurement(lines, shown, shown, resumed)
 
 
-@dataclass(frozen=True)
-class Told:
-    """The parts of a printed measurement: sentences, the tables for a terminal, all tables, the
-    sentence about resumed work, and the tables' format."""
-
-    lines: Sequence[str]
-    shown: "Sequence[Table]"
-    every: "Sequence[Table]"
-    resumed: str
-    format: "Format | None"
-
-
-def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: Told) -> None:
-    """Print the verdict, the numbers and the gates on stdout, and the place of the rest on
-    stderr."""
+def _print_measurement(
+    out: Out,
+    done: "Measurement",
+    gates: "tuple[Gate, ...]",
+    printed: PrintedMeasurement,
+    table_format: "Format | None",
+) -> None:
+    """Print the verdict, the numbers and the gates on stdout, and the place of the report on
+    stderr. Raise an error if a gate of --fail-if failed."""
     from ropext.base.table import as_markdown, escape, verdict_first, with_rows
     from ropext.results import rundir
     from ropext.results.report.gates import failed_gate_lines, gate_table
@@ -208,16 +198,16 @@ def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: To
     outcomes = rundir.judge_gates(done, gates)
     judged = with_rows([gate_table(outcomes)])
     lines = failed_gate_lines(outcomes)
-    lines += told.lines
-    if told.format is not None:
-        out.tables(told.shown, lines, told.format)
+    lines += printed.lines
+    if table_format is not None:
+        out.tables(printed.shown, lines, table_format)
     else:
         data = done.results | {"gates": outcomes}
-        out.result(verdict_first(lines, [*told.shown, *judged]), data)
+        out.result(verdict_first(lines, [*printed.shown, *judged]), data)
     if done.resumed:
-        out.say(told.resumed.format(done.resumed))
+        out.say(printed.resumed.format(done.resumed))
     if done.path is not None:
         out.say(f"report: {done.path / 'report.html'}")
     verdicts = "".join(f"- {escape(line)}\n" for line in lines)
-    out.summarise(f"{verdicts}\n{as_markdown([*told.every, *judged])}\n")
+    out.summarise(f"{verdicts}\n{as_markdown([*printed.every, *judged])}\n")
     rundir.raise_if_gates_failed(outcomes)

@@ -1,6 +1,6 @@
 """Define `ropext extend MODEL -o OUT`; with later steps it runs a recipe made of the options."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -70,11 +70,10 @@ DryRun = Annotated[
 ]
 
 
-@options.takes("given", Extend, Choosing, Writing)
 def command(
     out: Out,
     model: options.ModelArg,
-    given: dict[str, Any],
+    given: Annotated[options.Given, options.OptionsOf(Extend, Choosing, Writing)],
     words: Words = None,
     fit: Fit = None,
     evaluate: Evaluate = None,

@@ -1,6 +1,6 @@
 """Define `ropext finetune DIR --data DATA -o OUT`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,13 +24,13 @@ DryRun = Annotated[
 ]
 
 
-@shared.takes("given", Finetune, after=4)
 def command(
     out: Out,
     directory: Directory,
     data: shared.Data,
-    given: dict[str, Any],
+    *,
     output: shared.Output = None,
+    given: Annotated[shared.Given, shared.OptionsOf(Finetune)],
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
     push_to_hub: push.PushToHub = None,

@@ -79,13 +79,13 @@ def show_done_before(
     push.result(out, text, done.to_json() | {"done_before": True}, done.output, wanted)
 
 
-@shared.takes("given", Fit, after=4)
 def command(
     out: Out,
     model: shared.ModelArg,
     data: shared.Data,
-    given: dict[str, Any],
+    *,
     output: shared.Output = None,
+    given: Annotated[shared.Given, shared.OptionsOf(Fit)],
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
     revision: shared.Revision = None,

@@ -27,11 +27,13 @@ Pairs = Annotated[
 ]
 
 
-@options.takes("given", Reach, only=("factor", "target", "context", "original_context"))
 def command(
     out: Out,
     model: options.ModelArg,
-    given: options.Given,
+    given: Annotated[
+        options.Given,
+        options.OptionsOf(Reach, only=("factor", "target", "context", "original_context")),
+    ],
     plot: Plot = None,
     pairs: Pairs = False,
     revision: options.Revision = None,

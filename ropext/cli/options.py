@@ -3,7 +3,6 @@ their help: what nine of ten users need, and with --help-all every option."""
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
@@ -80,19 +79,21 @@ Data = Annotated[
 ]
 
 
-def _output(what: str) -> Any:
+def output_option(metavar: str, help_text: str, panel: Heading | None = BASIC_OUTPUT) -> Any:
+    """Return typer's declaration of `--output`; a `~` in its path is replaced by the home
+    directory."""
     return typer.Option(
         "--output",
         "-o",
         parser=from_home,
-        metavar="OUT",
-        help=f"{what} to write",
-        rich_help_panel=BASIC_OUTPUT,
+        metavar=metavar,
+        help=help_text,
+        rich_help_panel=panel,
     )
 
 
-Output = Annotated[Path | None, _output("directory")]
-OutputOrFile = Annotated[Path | None, _output("directory or .gguf file")]
+Output = Annotated[Path | None, output_option("OUT", "directory to write")]
+OutputOrFile = Annotated[Path | None, output_option("OUT", "directory or .gguf file to write")]
 BeginAnew = Annotated[
     bool,
     typer.Option(
@@ -141,7 +142,7 @@ Command = Callable[..., None]
 Given = dict[str, Any]  # options that were given, by the names of their fields
 
 
-def option(name: str, info: FieldInfo) -> inspect.Parameter:
+def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
     """Return one field declared as an option; its class checks anything that a command line
     cannot."""
     value = item_of(info)
@@ -190,35 +191,21 @@ def _length_parser(flag: str) -> Callable[[str], int]:
     return parse
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Options of classes that one command takes: the dict in which their given values arrive, and
-    the number of the command's own parameters before them."""
+class OptionsOf:
+    """Annotates a parameter of a command that takes the options of some classes: the values that a
+    user gave arrive there as one dict."""
 
-    into: str
-    options: list[inspect.Parameter]
-    after: int
+    def __init__(self, *kinds: type[Options], only: Sequence[str] = ()) -> None:
+        self.kinds = kinds
+        self.only = only
 
-
-_TAKEN: dict[Command, list[Taken]] = {}
-
-
-def takes(
-    into: str, *kinds: type[Options], only: Sequence[str] = (), after: int = 2
-) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command the options of these classes, after its first `after`
-    parameters. The values that a user gave arrive as one dict, named `into`."""
-    fields = dict[str, FieldInfo]()
-    for kind in kinds:
-        fields |= kind.model_fields
-    fields.pop("short_pair_factors", None)  # they come in the file of the pair factors
-    taken = Taken(into, [option(name, fields[name]) for name in only or fields], after)
-
-    def decorate(command: Command) -> Command:
-        _TAKEN.setdefault(command, []).append(taken)
-        return command
-
-    return decorate
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return each option as a parameter of a command, as typer declares it."""
+        fields = dict[str, FieldInfo]()
+        for kind in self.kinds:
+            fields |= kind.model_fields
+        fields.pop("short_pair_factors", None)  # they come in the file of the pair factors
+        return [option_parameter(name, fields[name]) for name in self.only or fields]
 
 
 def command_of(name: str) -> Command:
@@ -228,18 +215,25 @@ def command_of(name: str) -> Command:
     which `main` reads before anything is printed.
     """
     command: Command = import_module(f"ropext.cli.{name}").command
-    all_taken = _TAKEN.get(command, [])
+    taken = dict[str, list[inspect.Parameter]]()
+    shown = list[inspect.Parameter]()
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        for note in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(note, OptionsOf):
+                taken[parameter.name] = note.parameters()
+        if parameter.name != "out":
+            shown += taken.get(parameter.name, [parameter])
 
     def with_options(
         as_json: Json = False, quiet: Quiet = False, log_times: LogTimes = False, **values: object
     ) -> None:
-        for taken in all_taken:
+        for into, declared in taken.items():
             given = dict[str, object]()
-            for parameter in taken.options:
+            for parameter in declared:
                 value = values.pop(parameter.name)
                 if value is not parameter.default:
                     given[parameter.name] = value
-            values[taken.into] = given
+            values[into] = given
         out = Out(as_json, quiet)
         try:
             with heard_by(out.say):
@@ -247,15 +241,8 @@ def command_of(name: str) -> Command:
         except KeyboardInterrupt as interrupt:  # typer would keep only its number
             raise NothingKept(*interrupt.args) from None
 
-    parameters = list(inspect.signature(command, eval_str=True).parameters.values())
-    for taken in all_taken:
-        parameters = [parameter for parameter in parameters if parameter.name != taken.into]
-        parameters[taken.after : taken.after] = taken.options
-    parameters += inspect.signature(with_options, eval_str=True).parameters.values()
-    shown = list[inspect.Parameter]()
-    for parameter in parameters:
-        if parameter.name not in ("out", "values"):
-            shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    shown += list(inspect.signature(with_options, eval_str=True).parameters.values())[:-1]
+    shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shown]
     with_options.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     with_options.__annotations__ = {own.name: own.annotation for own in shown}
     with_options.__doc__ = command.__doc__

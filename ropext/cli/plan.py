@@ -47,17 +47,13 @@ Measure = Annotated[
 ]
 
 
-@options.takes("given", Extend)
-@options.takes("reading", DocumentOptions)
-@options.takes("folding", SelfExtend)
-@options.takes("room", MemoryOptions)
 def command(
     out: Out,
     model: options.ModelArg,
-    given: dict[str, Any],
-    reading: dict[str, Any],
-    folding: dict[str, Any],
-    room: dict[str, Any],
+    given: Annotated[options.Given, options.OptionsOf(Extend)],
+    reading: Annotated[options.Given, options.OptionsOf(DocumentOptions)],
+    folding: Annotated[options.Given, options.OptionsOf(SelfExtend)],
+    room: Annotated[options.Given, options.OptionsOf(MemoryOptions)],
     measure: Measure = None,
     plot: Plot = None,
     details: Details = False,

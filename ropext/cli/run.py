@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropext.base.inputs import from_home
 from ropext.base.narration import Call
 from ropext.cli import options
 from ropext.cli.output import Out, call_of
@@ -29,13 +28,7 @@ Words = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        parser=from_home,
-        metavar="OUT",
-        help="directory to write; OUT.run keeps the stages",
-    ),
+    options.output_option("OUT", "directory to write; OUT.run keeps the stages", panel=None),
 ]
 From = Annotated[
     str | None,

@@ -48,15 +48,12 @@ PortNumber = Annotated[
 ]
 
 
-@options.takes("given", ServedExtension, only=REACH + OF_METHODS)
-@options.takes("folding", SelfExtend)
-@options.takes("reading", DocumentOptions, only=LOADING)
 def command(
     out: Out,
     model: options.ModelArg,
-    given: options.Given,
-    folding: options.Given,
-    reading: options.Given,
+    given: Annotated[options.Given, options.OptionsOf(ServedExtension, only=REACH + OF_METHODS)],
+    folding: Annotated[options.Given, options.OptionsOf(SelfExtend)],
+    reading: Annotated[options.Given, options.OptionsOf(DocumentOptions, only=LOADING)],
     port: PortNumber = 8000,
     host: Host = "127.0.0.1",
     adapter: Adapter = None,
