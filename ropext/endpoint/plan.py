@@ -82,6 +82,16 @@ class PortPlan:
         return self.window[0]
 
     @property
+    def frame(self) -> EvaluationSettings:
+        """The lengths and intervals of the server's numbers."""
+        return EvaluationSettings(
+            self.context,
+            self.wish.lengths,
+            tail_tokens(self.context),
+            Bootstrap(self.options.seed),
+        )
+
+    @property
     def decides(self) -> dict[str, Json]:
         """The values that must be equal for a run to resume in its folder."""
         plain = self.plain
@@ -155,19 +165,13 @@ def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
     """Return the plan with texts to read. The server of the unscaled model reads them through the
     short window, if it can."""
     assert plan.losses is not None
-    frame = EvaluationSettings(
-        plan.context,
-        plan.wish.lengths,
-        tail_tokens(plan.context),
-        Bootstrap(plan.options.seed),
-    )
     base = None
     reason = _no_base(plan)
     if reason is None and plan.plain is not None:
         base = losses_of(plan.plain)
         if base is None:
             reason = NO_LOSSES.format(plan.plain.server.root)
-    reads = TextPlan(frame, texts, plan.losses, base)
+    reads = TextPlan(plan.frame, texts, plan.losses, base)
     remarks = plan.remarks
     if reason is not None:
         remarks = (*remarks, f"no gain and no short tax: {reason}")
