@@ -18,7 +18,13 @@ from ropext.evaluation.corpus import Document, DocumentEncoder
 from ropext.evaluation.corpus.encoding import Flags, Ids
 from ropext.options.evaluate import DEPTHS
 from ropext.options.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
-from ropext.options.tasks.item import derived_rng, occurs, until_unambiguous
+from ropext.options.tasks.item import (
+    ATTEMPTS,
+    ambiguous_haystack_error,
+    derived_rng,
+    holds_tokens,
+    with_needles,
+)
 from ropext.options.training import TrainingOptions
 
 
@@ -135,7 +141,7 @@ class KeyRows:
         count = max(1, min(MOST, length // SPACE))
         needles, filler = self._drawn_keys(length - len(ids), count, rng)
         depths = sorted(rng.random() for _ in needles)
-        ids += mkey.shared_prefix(filler, [stated for stated, _, _ in needles], depths)
+        ids += with_needles(filler, [stated for stated, _, _ in needles], depths)
         scored = [False] * len(ids)
         for _, question, answer in rng.sample(needles, len(needles)):
             ids += question
@@ -147,9 +153,7 @@ class KeyRows:
         self, length: int, count: int, rng: random.Random
     ) -> tuple[list[mkey.Needle], list[int]]:
         """Draw the keys of a training row and a haystack that contains none of their answers."""
-
-        def draw() -> tuple[list[mkey.Needle], list[int]]:
-            """Draw keys, and a haystack for the rest of the training row."""
+        for _ in range(ATTEMPTS):
             needles = mkey.draw_needles(self.encoder, count, rng)
             fixed = sum(len(part) for needle in needles for part in needle)
             if length < fixed:
@@ -158,14 +162,10 @@ class KeyRows:
                     f"tokenizer, and rows have {length}; leave the option out, or give a larger "
                     "--window or target"
                 )
-            return needles, self._haystack(rng)(length - fixed, rng)
-
-        def clear(drawn: tuple[list[mkey.Needle], list[int]]) -> bool:
-            """Return whether no answer occurs in the haystack."""
-            needles, filler = drawn
-            return not any(occurs(answer, filler) for _, _, answer in needles)
-
-        return until_unambiguous(mkey.NAME, draw, clear)
+            filler = self._haystack(rng)(length - fixed, rng)
+            if not any(holds_tokens(filler, answer) for _, _, answer in needles):
+                return needles, filler
+        raise ambiguous_haystack_error(mkey.NAME)
 
     def _haystack(self, rng: random.Random) -> Haystack:
         """Return a haystack of words, or of the text of a training document."""

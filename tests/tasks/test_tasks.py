@@ -8,7 +8,7 @@ from ropext.base.errors import UsageError
 from ropext.options.tasks import TASKS as EVERY
 from ropext.options.tasks import copy as copying
 from ropext.options.tasks import find_task, mkey, noise, repetition, running_text
-from ropext.options.tasks.item import Template, derived_rng, drawn_from, occurs
+from ropext.options.tasks.item import Template, derived_rng, drawn_from, holds_tokens
 
 TASKS = [task for task in EVERY if not task.in_words]  # of ids; the others: test_asking.py
 DEPTHS = (0.0, 0.25, 0.5, 0.9, 1.0)
@@ -218,10 +218,10 @@ def test_haystacks_have_exactly_the_requested_length():
     assert text_of(wrapped) in "abcdef" * 4
 
 
-def test_occurs():
-    assert occurs((2, 3), [1, 2, 3])
-    assert not occurs((2, 3), [2, 2, 4, 3])
-    assert not occurs((2, 3), [2])
+def test_a_haystack_holds_tokens():
+    assert holds_tokens([1, 2, 3], (2, 3))
+    assert not holds_tokens([2, 2, 4, 3], (2, 3))
+    assert not holds_tokens([2], (2, 3))
 
 
 def test_multi_key_needles_have_equal_question_sizes():

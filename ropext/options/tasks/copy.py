@@ -8,18 +8,19 @@ import random
 from dataclasses import dataclass
 
 from ropext.options.tasks.item import (
+    ATTEMPTS,
     Encoder,
     Haystack,
     Item,
     ItemRequest,
     Task,
     Tokens,
+    ambiguous_haystack_error,
+    holds_tokens,
     noise,
-    occurs,
     one_per_depth,
     room_for_filler,
-    spliced,
-    until_unambiguous,
+    with_needles,
 )
 
 NAME = "copy"
@@ -39,22 +40,15 @@ class RepeatedSpan:
 def one_item(
     haystack: Haystack, span: RepeatedSpan, *, length: int, depth: float, rng: random.Random
 ) -> tuple[Tokens, Tokens]:
-    """Build prompt and answer; the haystack surrounds the span."""
+    """Return prompt and answer of a copy item; the haystack surrounds the span."""
     room = room_for_filler(NAME, length, 2 * span.size)
-
-    def draw() -> tuple[Tokens, list[int]]:
+    for _ in range(ATTEMPTS):
         tokens = tuple(span.source(span.size, rng))
         filler = haystack(room, rng)
-        return tokens, filler
-
-    def clear(drawn: tuple[Tokens, list[int]]) -> bool:
-        tokens, filler = drawn
         cue = tokens[: span.cue]
-        return not occurs(cue, filler) and not occurs(cue, tokens[1:])
-
-    tokens, filler = until_unambiguous(NAME, draw, clear)
-    cue = tokens[: span.cue]
-    return spliced(filler, tokens, depth) + cue, tokens[span.cue :]
+        if not holds_tokens(filler, cue) and not holds_tokens(tokens[1:], cue):
+            return with_needles(filler, [tokens], [depth]) + cue, tokens[span.cue :]
+    raise ambiguous_haystack_error(NAME)
 
 
 def make(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item]:

@@ -13,7 +13,7 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from ropext.base.errors import UsageError
 
@@ -22,7 +22,6 @@ MOST_ITEMS = 1000
 MOST_TOKENS = 2**29  # of all items together, which are kept in memory: four gigabytes
 
 Tokens = tuple[int, ...]
-Drawn = TypeVar("Drawn")
 
 
 class Encoder(Protocol):
@@ -244,8 +243,8 @@ def derived_rng(*origin: object) -> random.Random:
     return random.Random(int.from_bytes(digest[:16], "big"))
 
 
-def occurs(needle: Sequence[int], hay: Sequence[int]) -> bool:
-    """Tell whether `hay` contains `needle` as a run of tokens."""
+def holds_tokens(hay: Sequence[int], needle: Sequence[int]) -> bool:
+    """Return whether a haystack contains the tokens of a needle, one after the other."""
     wanted = list(needle)
     size = len(wanted)
     for start in range(len(hay) - size + 1):
@@ -255,12 +254,21 @@ def occurs(needle: Sequence[int], hay: Sequence[int]) -> bool:
     return False
 
 
-def spliced(filler: Sequence[int], needle: Sequence[int], depth: float) -> Tokens:
-    """Return the filler with a needle at its depth: 0 before all of it, 1 behind it."""
-    cut = round(depth * len(filler))
-    tokens = list(filler)
-    tokens[cut:cut] = needle
-    return tuple(tokens)
+def with_needles(
+    filler: Sequence[int], needles: Sequence[Tokens], depths: Sequence[float]
+) -> Tokens:
+    """Return the tokens of a haystack with each needle at its depth: 0 before all filler, 1 behind
+    it. Equal depths keep their order."""
+    prompt = list[int]()
+    done = 0
+    pairs = zip(depths, needles, strict=True)
+    for depth, needle in sorted(pairs, key=operator.itemgetter(0)):
+        cut = round(depth * len(filler))
+        prompt += filler[done:cut]
+        prompt += needle
+        done = cut
+    prompt += filler[done:]
+    return tuple(prompt)
 
 
 class LengthTooShort(UsageError):
@@ -295,15 +303,10 @@ def check_amount(tokens: int, remedy: str) -> None:
 ATTEMPTS = 200
 
 
-def until_unambiguous(
-    task: str, draw: Callable[[], Drawn], clear: Callable[[Drawn], bool]
-) -> Drawn:
-    """Draw again while the haystack happens to contain the answer; raise after ATTEMPTS draws."""
-    for _ in range(ATTEMPTS):
-        drawn = draw()
-        if clear(drawn):
-            return drawn
-    raise UsageError(
+def ambiguous_haystack_error(task: str) -> UsageError:
+    """Return the error for a retrieval task whose haystack held the answer by chance in each of
+    ATTEMPTS draws."""
+    return UsageError(
         f"the task {task} drew {ATTEMPTS} needles, and its haystack holds each of them already;"
         " use another haystack (--haystack repeat or noise)"
     )

@@ -4,7 +4,6 @@ After RULER's niah_multikey (Hsieh et al. 2024). The haystack with all its needl
 prefix of the items of one index, so a model reads it once for all questions.
 """
 
-import operator
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from ropext.options.tasks.asking import (
     surrounding,
 )
 from ropext.options.tasks.item import (
+    ATTEMPTS,
     NOUNS,
     SENTENCES,
     Encoder,
@@ -28,10 +28,11 @@ from ropext.options.tasks.item import (
     ItemRequest,
     Template,
     Tokens,
+    ambiguous_haystack_error,
     derived_rng,
-    occurs,
+    holds_tokens,
     room_for_filler,
-    until_unambiguous,
+    with_needles,
 )
 
 NAME = "mkey"
@@ -81,38 +82,24 @@ def draw_needles(encoder: Encoder, count: int, rng: random.Random) -> list[Needl
     return needles
 
 
-def shared_prefix(
-    filler: Sequence[int], statements: Sequence[Tokens], depths: Sequence[float]
-) -> Tokens:
-    """Return the filler with each statement at its depth; equal depths keep their order."""
-    prefix = list[int]()
-    done = 0
-    pairs = zip(depths, statements, strict=True)
-    for depth, statement in sorted(pairs, key=operator.itemgetter(0)):
-        cut = round(depth * len(filler))
-        prefix += filler[done:cut]
-        prefix += statement
-        done = cut
-    prefix += filler[done:]
-    return tuple(prefix)
-
-
 def make(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item]:
-    """Build one haystack with a key at each depth, and a question for each."""
+    """Build the items of `mkey`: one haystack with a key at each depth, and a question for each."""
     rng = derived_rng(wanted.seed, NAME, wanted.length, wanted.depths, wanted.index)
-
-    def draw() -> tuple[list[Needle], list[int]]:
+    for _ in range(ATTEMPTS):
         needles = draw_needles(encoder, len(wanted.depths), rng)
         fixed = sum(len(needle.statement) for needle in needles) + needles[0].size
-        return needles, haystack(room_for_filler(NAME, wanted.length, fixed), rng)
+        filler = haystack(room_for_filler(NAME, wanted.length, fixed), rng)
+        if not any(holds_tokens(filler, needle.answer) for needle in needles):
+            return _items_of_needles(needles, filler, wanted)
+    raise ambiguous_haystack_error(NAME)
 
-    def clear(drawn: tuple[list[Needle], list[int]]) -> bool:
-        needles, filler = drawn
-        return not any(occurs(needle.answer, filler) for needle in needles)
 
-    needles, filler = until_unambiguous(NAME, draw, clear)
+def _items_of_needles(
+    needles: Sequence[Needle], filler: Sequence[int], wanted: ItemRequest
+) -> list[Item]:
+    """Return one item for each needle, behind the haystack that all of them share."""
     statements = [needle.statement for needle in needles]
-    prefix = shared_prefix(filler, statements, wanted.depths)
+    prefix = with_needles(filler, statements, wanted.depths)
     items = list[Item]()
     for depth, needle in zip(wanted.depths, needles, strict=True):
         item = Item(

@@ -15,6 +15,7 @@ from ropext.options.tasks.asking import (
     surrounding,
 )
 from ropext.options.tasks.item import (
+    ATTEMPTS,
     SENTENCES,
     Encoder,
     Haystack,
@@ -22,11 +23,11 @@ from ropext.options.tasks.item import (
     ItemRequest,
     Template,
     Tokens,
-    occurs,
+    ambiguous_haystack_error,
+    holds_tokens,
     one_per_depth,
     room_for_filler,
-    spliced,
-    until_unambiguous,
+    with_needles,
 )
 
 NAME = "passkey"
@@ -45,22 +46,16 @@ def one_item(
     depth: float,
     rng: random.Random,
 ) -> tuple[Tokens, Tokens]:
-    """Build prompt and answer: filler, the key, filler, the question."""
-
-    def draw() -> tuple[Tokens, Tokens, Tokens, list[int]]:
+    """Return prompt and answer of a passkey item: filler, the key, filler, the question."""
+    for _ in range(ATTEMPTS):
         key = _key(rng)
         stated = template.state(encoder, key)
         question, answer = template.question(encoder, key)
         fixed = len(stated) + len(question) + len(answer)
         filler = haystack(room_for_filler(NAME, length, fixed), rng)
-        return stated, question, answer, filler
-
-    def clear(drawn: tuple[Tokens, Tokens, Tokens, list[int]]) -> bool:
-        _, _, answer, filler = drawn
-        return not occurs(answer[-DIGITS:], filler)
-
-    stated, question, answer, filler = until_unambiguous(NAME, draw, clear)
-    return spliced(filler, stated, depth) + question, answer
+        if not holds_tokens(filler, answer[-DIGITS:]):
+            return with_needles(filler, [stated], [depth]) + question, answer
+    raise ambiguous_haystack_error(NAME)
 
 
 def make(
