@@ -70,8 +70,8 @@ def tokenizer_at(place: str) -> Counted:
         raise InputError(
             f"--tokenizer {place} is neither a directory with tokenizer.json nor a file"
         )
-    coder = _coder(file)
-    return lambda text: len(coder.encode(text, add_special_tokens=False).ids)
+    tokenizer = FileTokenizer(file)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _coder(file: Path) -> Any:

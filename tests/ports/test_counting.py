@@ -81,3 +81,15 @@ def test_a_gguf_counts_with_its_vocabulary(tmp_path) -> None:
     text = "The key of anchor is 4711. What is the key of anchor?"
     wanted = len(coder.encode(text, add_special_tokens=False).ids)
     assert tokenizer_at(str(tmp_path / "words.gguf"))(text) == pytest.approx(wanted, abs=2)
+
+
+def test_a_tokenizer_that_truncates_counts_the_whole_text(tmp_path) -> None:
+    from tokenizers import Tokenizer
+
+    from ropext.base.bundled import MODELS
+
+    coder = Tokenizer.from_file(str(MODELS["ropext://demo"] / "tokenizer.json"))
+    whole = len(coder.encode(TEXT, add_special_tokens=False).ids)
+    coder.enable_truncation(8)
+    coder.save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_at(str(tmp_path))(TEXT) == whole
