@@ -463,7 +463,7 @@ def test_a_password_in_the_address_is_not_repeated():
 def test_a_server_that_answers_nonsense(monkeypatch, models):
     server = ports.server_at("http://localhost:8000")
     monkeypatch.setattr(
-        ports.Server, "get", lambda self, path: models if "models" in path else None
+        ports.Server, "ask", lambda self, path: models if "models" in path else None
     )
     with pytest.raises(InputError, match="OpenAI-compatible"):
         ports.served_model(server, "http://localhost:8000")
@@ -516,7 +516,7 @@ def test_a_key_is_not_sent_to_the_target_of_a_redirect(monkeypatch):
 
     monkeypatch.setenv(ports.KEY, "secret")
     with answering(elsewhere) as server, pytest.raises(InputError, match=r"redirects to .*/other"):
-        server.get("/v1/models")
+        server.ask("/v1/models")
     assert seen == [("/v1/models", "Bearer secret")]
 
 

@@ -6,6 +6,7 @@ the difference of its two answers is its noise, and only a difference well above
 positive result shows that a scaling is on, not that it is the planned one.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -23,21 +24,6 @@ ALIKE = 2  # times the noise: two answers of one model
 QUIET = 0.1  # nats: a plain server noisier than this may hide a scaling
 
 Candidates = dict[int | None, float]
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The prompts for both servers: token ids by their length."""
-
-    lengths: tuple[int, ...]
-    vocab_size: int
-
-    def ids(self) -> list[list[int]]:
-        """Return the prompts, each with other ids."""
-        prompts = list[list[int]]()
-        for draw, length in enumerate(self.lengths):
-            prompts.append(token_ids(length, self.vocab_size, draw=draw))
-        return prompts
 
 
 @dataclass(frozen=True)
@@ -77,18 +63,22 @@ def prompt_lengths(context: int, target: int, *, beyond: bool) -> tuple[int, ...
     return tuple(low + step * at for at in range(ASKED))
 
 
-def answers_of(server: Server, model: str, wanted: Prompts) -> list[Pairs]:
-    """Return the best candidates after each prompt; an empty list if the server returns none."""
-    return [next_token(server, model, ids) for ids in wanted.ids()]
+def answers_of(server: Server, model: str, lengths: Sequence[int], vocab_size: int) -> list[Pairs]:
+    """Return a server's best candidates after a prompt of each length, each of other token ids; an
+    empty list if the server returns none."""
+    answers = list[Pairs]()
+    for draw, length in enumerate(lengths):
+        answers.append(next_token(server, model, token_ids(length, vocab_size, draw=draw)))
+    return answers
 
 
-def answers_twice(url: str, wanted: Prompts) -> KeptAnswers:
-    """Return the answers of an unscaled server to all prompts, requested twice."""
+def answers_twice(url: str, lengths: tuple[int, ...], vocab_size: int) -> KeptAnswers:
+    """Return the answers of an unscaled server to prompts of these lengths, requested twice."""
     server = server_at(url)
     model, _ = served_model(server, url)
-    first = answers_of(server, model, wanted)
-    second = answers_of(server, model, wanted)
-    return KeptAnswers(model, wanted.lengths, wanted.vocab_size, first, second)
+    first = answers_of(server, model, lengths, vocab_size)
+    second = answers_of(server, model, lengths, vocab_size)
+    return KeptAnswers(model, lengths, vocab_size, first, second)
 
 
 def keep(fingerprint: KeptAnswers, path: Path) -> None:
@@ -153,8 +143,7 @@ def _apart(token: int | None, first: Candidates, second: Candidates) -> float:
 
 def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> PlainComparison:
     """Compare a server with the kept answers of an unscaled one."""
-    wanted = Prompts(plain.lengths, plain.vocab_size)
-    told = answers_of(server, model, wanted)
+    told = answers_of(server, model, plain.lengths, plain.vocab_size)
     pairs = [(a, b) for a, b in zip(told, plain.first, strict=True) if a and b]
     if len(pairs) * 2 < len(told):
         return PlainComparison(
@@ -181,17 +170,18 @@ class PlainServer:
     url: str | None = None
     kept: Path | None = None
 
-    def answers(self, wanted: Prompts) -> KeptAnswers:
-        """Return its answers to these prompts; a file has answers to its own prompts."""
+    def answers(self, lengths: tuple[int, ...], vocab_size: int) -> KeptAnswers:
+        """Return the plain server's answers to prompts of these lengths; a file has answers to its
+        own prompts."""
         if self.url is None:
             assert self.kept is not None
             return read(self.kept)
         try:
-            asked = answers_twice(self.url, wanted)
+            asked = answers_twice(self.url, lengths, vocab_size)
         except ProofFailed as refused:
             raise InputError(
-                f"--plain {self.url} refused a prompt of {wanted.lengths[0]} to "
-                f"{wanted.lengths[-1]} tokens: start it with that length and no scaling ({refused})"
+                f"--plain {self.url} refused a prompt of {lengths[0]} to "
+                f"{lengths[-1]} tokens: start it with that length and no scaling ({refused})"
             ) from None
         if self.kept is not None:
             keep(asked, self.kept)

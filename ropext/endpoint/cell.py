@@ -21,7 +21,7 @@ def program_at(url: str) -> str:
     server = server_at(url)
     for path, key, program in PAGES:
         try:
-            page = server.get(path)
+            page = server.ask(path)
         except (OSError, http.client.HTTPException):
             continue
         if page is None:

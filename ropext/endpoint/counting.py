@@ -72,7 +72,7 @@ def _by_messages(port: Port) -> Count:
         request = port.named(text)
         if port.api == "chat":
             request["add_generation_prompt"] = True
-        told = port.server.post("/tokenize", request) or {}
+        told = port.server.ask("/tokenize", request) or {}
         return _whole(told.get("count", _number_of_tokens(told)), port)
 
     return count
@@ -92,7 +92,7 @@ def _by_template(port: Port) -> Count:
     def count(text: str) -> int:
         content = text
         if port.api == "chat":
-            applied = port.server.post("/apply-template", port.named(text)) or {}
+            applied = port.server.ask("/apply-template", port.named(text)) or {}
             content = applied.get("prompt", "")
         if not isinstance(content, str) or not content:
             raise InputError(
@@ -100,7 +100,7 @@ def _by_template(port: Port) -> Count:
                 "completions"
             )
         request = {"content": content, "add_special": True, "parse_special": True}
-        return _whole(_number_of_tokens(port.server.post("/tokenize", request) or {}), port)
+        return _whole(_number_of_tokens(port.server.ask("/tokenize", request) or {}), port)
 
     return count
 

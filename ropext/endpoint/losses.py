@@ -64,7 +64,7 @@ def losses_of(port: Port) -> TokenLosses | None:
     """Return how a server gives the losses of a prompt; None if it does not."""
     prompt = list(PROBED)
     try:
-        answer = port.server.post(PATH, _request(port.model, prompt))
+        answer = port.server.ask(PATH, _request(port.model, prompt))
     except (InputError, OSError, http.client.HTTPException):
         return None  # an answer of another kind, such as LM Studio's for a path that it lacks
     if answer is None or _losses(answer, prompt) is None:

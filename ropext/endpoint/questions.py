@@ -7,7 +7,7 @@ They are equal for all servers that count alike.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from ropext.base.jsontext import Json
+from ropext.base.jsontext import read_values
 from ropext.endpoint.counting import Count, Counting
 from ropext.options.tasks import OwnTask, TaskWording, find_task, wording_of
 from ropext.options.tasks.asking import TextQuestion, TextRequest, split_sentences
@@ -38,11 +38,16 @@ class Question:
         return f"{self.task}-{self.length}-{self.index}-{self.asked.digest}"
 
     def prompt(self, api: str) -> str:
-        """Return the words for the model; for the completions API also the beginning of its
-        answer."""
-        if api == "chat" or not self.asked.opening:
-            return self.asked.prompt
-        return f"{self.asked.prompt}\n{self.asked.opening}"
+        """Return the words that a server's API gets for the question."""
+        return prompt_for(self.asked, api)
+
+
+def prompt_for(asked: TextQuestion, api: str) -> str:
+    """Return the words that a server's API gets for a question; for the completions API also the
+    beginning of the answer."""
+    if api == "chat" or not asked.opening:
+        return asked.prompt
+    return f"{asked.prompt}\n{asked.opening}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def _of_kind(task: str, wish: WantedQuestions) -> str:
 
 
 def build(
-    wish: WantedQuestions, counts: dict[str, Count], kept: Store
+    wish: WantedQuestions, counts: Mapping[str, Count], kept: Store
 ) -> Iterator[list[Question] | str]:
     """Yield the questions of each haystack, as an earlier call kept them if it did. Yield a
     sentence instead if no question of a task fits a length."""
@@ -111,7 +116,7 @@ def build(
             continue
         name = f"{task}-{length}-{index}.json"
         if kept.has(name):
-            yield [_read(entry) for entry in kept.get(name)]
+            yield read_values(list[Question], kept.get(name), kept.file(name))
             continue
         try:
             questions = _built(
@@ -131,8 +136,7 @@ def _own(wish: WantedQuestions, task: OwnTask, count: Count) -> Iterator[list[Qu
     """Yield the user's own questions, each alone, and a sentence if some are too long."""
     sizes = list[int]()
     for index, one in zip(haystacks_of(wish.own[task]), wish.own[task], strict=True):
-        question = Question(str(task), 0, index, one.asked, 0, 0)
-        counted = count(question.prompt(wish.api))
+        counted = count(prompt_for(one.asked, wish.api))
         # No server says how many tokens an answer has; two characters are rarely more than one.
         answer = max(LEAST_ROOM, len(one.asked.written) // 2)
         room = one.room(counted, answer)
@@ -140,7 +144,7 @@ def _own(wish: WantedQuestions, task: OwnTask, count: Count) -> Iterator[list[Qu
         if length is None:
             sizes.append(one.size(counted, answer))
         else:
-            yield [replace(question, length=length, room=room, counted=counted)]
+            yield [Question(str(task), length, index, one.asked, room, counted)]
     if sizes:
         yield too_long(task, sizes, wish.own[task], wish.lengths[-1])
 
@@ -150,20 +154,13 @@ def _built(wish: WantedQuestions, count: Count, task: str, wanted: ItemRequest) 
     room = room_of(worded)
 
     def needed(asked: TextQuestion) -> int:
-        question = Question(task, wanted.length, wanted.index, asked, room, 0)
-        return count(question.prompt(wish.api)) + room
+        return count(prompt_for(asked, wish.api)) + room
 
     chosen = worded.questions_that_fit(needed, wanted, wish.hay)
     return [
         Question(task, wanted.length, wanted.index, asked, room, needed(asked) - room)
         for asked in chosen
     ]
-
-
-def _read(entry: dict[str, Json]) -> Question:
-    """Return a kept question."""
-    asked = entry["asked"] | {"references": tuple(entry["asked"]["references"])}
-    return Question(**(entry | {"asked": TextQuestion(**asked)}))
 
 
 def cut_alike(
@@ -204,7 +201,7 @@ def cut(question: Question, count: Count, window: int, api: str) -> Question:
     budget = window - question.room
     kept = int(len(text) * budget / question.counted)
     asked = replace(question.asked, text="")
-    if count(replace(question, asked=asked).prompt(api)) > budget:
+    if count(prompt_for(asked, api)) > budget:
         asked = replace(asked, instruction="")
     best = replace(question, asked=asked, counted=0)
     for _ in range(STEPS):

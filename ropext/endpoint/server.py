@@ -64,15 +64,9 @@ class Server:
     patience: float = PATIENCE
     pauses: tuple[float, float] = PAUSES
 
-    def get(self, path: str) -> dict[str, Json] | None:
-        """Return the JSON object at a path, or None if this kind of server has no such path."""
-        return self._object(path)
-
-    def post(self, path: str, question: JsonObject) -> dict[str, Json] | None:
-        """Return the JSON object that a path answers, or None if it refuses the request."""
-        return self._object(path, question)
-
-    def _object(self, path: str, question: JsonObject | None = None) -> dict[str, Json] | None:
+    def ask(self, path: str, question: JsonObject | None = None) -> dict[str, Json] | None:
+        """Return the JSON object that a path of the server answers, or None if the server lacks
+        the path or refuses the request."""
         status, body = self.patiently(path, question)
         if status >= 400:
             return None
@@ -164,7 +158,7 @@ def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[s
     """Return the served model's name and the server's context limit. If there are several models,
     it is the wanted one, else the first."""
     try:
-        models = server.get("/v1/models")
+        models = server.ask("/v1/models")
         if models is None or not models.get("data"):
             raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
         entry = _entry(models["data"], wanted, url)
@@ -207,12 +201,12 @@ def _limit(server: Server, entry: JsonObject) -> Json:
     """Return how many tokens a model takes, if its server states it."""
     if entry.get("max_model_len"):  # vLLM and SGLang
         return entry["max_model_len"]
-    props = server.get("/props") or {}  # llama-server: the limit of one slot, as a request gets one
+    props = server.ask("/props") or {}  # llama-server: the limit of one slot, as a request gets one
     slot = props.get("default_generation_settings")
     if slot and slot.get("n_ctx"):
         return slot["n_ctx"]
     for path in ("/server_info", "/get_server_info"):  # SGLang, newer and older
-        info = server.get(path) or {}
+        info = server.ask(path) or {}
         if info.get("context_length"):
             return info["context_length"]
     return _loaded_limit(server, entry["id"])
@@ -224,7 +218,7 @@ def _loaded_limit(server: Server, name: Json) -> Json:
         ("/api/v0/models", "data", "id"),
         ("/api/ps", "models", "name"),
     ):
-        entries = (server.get(path) or {}).get(key)
+        entries = (server.ask(path) or {}).get(key)
         if not isinstance(entries, list):
             continue
         for entry in entries:
@@ -238,12 +232,12 @@ def identity_of(server: Server, model: str) -> dict[str, Json]:
 
     `created` and `permission` of /v1/models are left out: servers make new ones for each request.
     """
-    listed = (server.get("/v1/models") or {}).get("data")
+    listed = (server.ask("/v1/models") or {}).get("data")
     told = dict[str, Json]()
     for entry in listed if isinstance(listed, list) else []:
         if isinstance(entry, dict) and entry.get("id") == model:
             told |= {name: entry[name] for name in OF_A_MODEL if name in entry}
-    props = server.get("/props") or {}  # llama-server
+    props = server.ask("/props") or {}  # llama-server
     told |= {name: props[name] for name in OF_LLAMA_SERVER if name in props}
     meta = told.pop("meta", None)
     if isinstance(meta, dict):

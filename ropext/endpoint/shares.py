@@ -50,19 +50,19 @@ def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
 def _outcomes(scores: Scores) -> list[dict[str, Json]]:
     """Return for each length the number of questions by outcome, the tokens of the prompts, and the
     first reason of each kind."""
-    by_length = dict[int, list[tuple[ItemScore, Answer]]]()
-    for item, answer in scores:
-        by_length.setdefault(item.length, []).append((item, answer))
-    return [_outcome_row(length, by_length[length]) for length in sorted(by_length)]
+    lengths = sorted({item.length for item, _ in scores})
+    return [_outcome_row(length, scores) for length in lengths]
 
 
 def _outcome_row(length: int, scores: Scores) -> dict[str, Json]:
-    """Return the same for one length."""
+    """Return the outcomes of a server's answers at one length."""
     counts = dict.fromkeys(OUTCOMES, 0)
     counted = list[int]()
     used = list[int]()
     reasons = dict[str, str]()
     for item, answer in scores:
+        if item.length != length:
+            continue
         outcome = str(item.outcome)
         counts[outcome] += 1
         counted.append(answer.counted)

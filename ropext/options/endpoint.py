@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ropext.base.errors import UsageError
-from ropext.options.evaluate import Evaluate, Measuring, TaskNames
+from ropext.options.evaluate import Evaluate, Measuring
 from ropext.options.fields import (
     LONGEST_TARGET,
     Content,
@@ -77,7 +77,6 @@ class EndpointOptions(Measuring):
     context: Served[Length | None] = wanted(
         None, "tokens the model was trained on, if its config misstates them"
     )
-    tasks: Served[TaskNames] = wanted((), "retrieval tasks", "LIST")
     items: Served[Annotated[Whole, Field(ge=1, le=MOST_ITEMS)]] = wanted(
         8, "retrieval items per task, length and depth"
     )
@@ -132,11 +131,8 @@ def port_options(given: Mapping[str, Any]) -> EndpointOptions:
         raise UsageError(
             "--haystack noise consists of token ids, and a server takes text; give another haystack"
         )
-    if not options.depths:
+    if not options.depths or min(options.depths) < 0 or max(options.depths) > 1:
         raise UsageError("--depths takes numbers between 0 and 1")
-    for depth in options.depths:
-        if not 0 <= depth <= 1:
-            raise UsageError("--depths takes numbers between 0 and 1")
     if len(options.depths) > MOST_DEPTHS:
         raise UsageError(f"--depths has more than {MOST_DEPTHS} numbers")
     return options

@@ -158,6 +158,14 @@ class RecipeSource:
         inside = (entry.where for at, entry in self.entries.items() if at[: len(loc)] == loc)
         return next(inside, self.name)
 
+    @contextmanager
+    def naming(self, section: str) -> Iterator[None]:
+        """Add the section and its place in the recipe to an error that is raised inside."""
+        try:
+            yield
+        except RopextError as error:
+            raise type(error)(_about(self, section, error)) from None
+
 
 class Recipe(Options):
     """One run."""
@@ -258,14 +266,6 @@ class Recipe(Options):
             entries = {loc: entry for loc, entry in entries.items() if loc[0] != FIT}
         return make(replace(self.source, entries=entries, choice=choice))
 
-    @contextmanager
-    def told(self, section: str) -> Iterator[None]:
-        """Add the section and its place to an error that is raised inside."""
-        try:
-            yield
-        except RopextError as error:
-            raise type(error)(_about(self.source, section, error)) from None
-
     def check(self) -> None:
         """Refuse a conflict between sections, which no section can see alone."""
         if self.fit and self.is_auto and self.fit.data is not None:
@@ -274,7 +274,7 @@ class Recipe(Options):
             raise UsageError(f"{self.source.where((FIT,))}: fit needs data")
         if self.evaluate:
             chosen_by = {"data": self.extend.data} if self.is_auto else {}
-            with self.told(EVALUATE):
+            with self.source.naming(EVALUATE):
                 self.evaluation(chosen_by)
 
 
@@ -478,10 +478,8 @@ def _tree(source: RecipeSource) -> dict[str, Any]:
         if "seed" in tree and isinstance(tree.get(name), dict):
             tree[name].setdefault("seed", tree["seed"])
     if isinstance(tree.get(EXTEND), dict):
-        try:
+        with source.naming(EXTEND):
             tree[EXTEND] = with_pair_factors(tree[EXTEND], read_text)
-        except RopextError as error:
-            raise type(error)(_about(source, EXTEND, error)) from None
     return tree
 
 

@@ -78,7 +78,7 @@ def _checked(recipe: Recipe) -> Recipe:
                 f"{entry.where}: {'.'.join(loc)} looks like a secret, and the run would record "
                 "it; set HF_TOKEN, or log in with `hf auth login`"
             )
-    with recipe.told(EVALUATE):
+    with recipe.source.naming(EVALUATE):
         gates_of(recipe)
     return recipe
 

@@ -77,7 +77,7 @@ class Prospect:
         options = self.recipe.evaluation(dict(self.reading) | {"tasks": (TASK,)})
         labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
         gates = [gate for gate in gates_of(self.recipe) if gate.run is None]
-        with self.recipe.told(EVALUATE):
+        with self.recipe.source.naming(EVALUATE):
             Metrics(options, labels, options.lengths or (self.target,)).check(gates)
 
     def rows(self) -> list[tuple[str, str]]:

@@ -93,7 +93,7 @@ class RunContext:
             return
         options = self.recipe.evaluation()
         grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
-        with self.recipe.told(EVALUATE):
+        with self.recipe.source.naming(EVALUATE):
             Metrics(options, self.labels, grid).check(self.gates)
 
     @property

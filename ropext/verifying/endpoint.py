@@ -9,7 +9,7 @@ from ropext import families, proof
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.jsontext import JsonObject, read_object
 from ropext.base.narration import Say, no_messages
-from ropext.endpoint.beside import PlainServer, Prompts, compare_with_plain, prompt_lengths
+from ropext.endpoint.beside import PlainServer, compare_with_plain, prompt_lengths
 from ropext.endpoint.server import served_model, server_at
 from ropext.files.checkpoint import open_snapshot
 from ropext.proof.neighbours import Neighbour
@@ -59,7 +59,7 @@ class AskedServer:
             raise InputError("--endpoint: config.json states no vocab_size")
         leaves_short = any(site.wanted.short_inv_freq for site in claim.sites)
         at = prompt_lengths(claim.context, model.context, beyond=leaves_short)
-        plain = beside.answers(Prompts(at, model.vocab_size))
+        plain = beside.answers(at, model.vocab_size)
         server = server_at(self.url)
         name, _ = served_model(server, self.url)
         done = compare_with_plain(server, name, plain)
