@@ -67,12 +67,19 @@ class Difference:
         """Return the error in units of its bound."""
         return self.error / self.bound if self.bound else math.inf
 
+    @property
+    def is_beyond(self) -> bool:
+        """Return whether the error is beyond its bound, or is no number."""
+        return not self.error <= self.bound
+
+    @property
+    def place(self) -> str:
+        """Return the module of the model and the name of its number."""
+        return f"{self.module} {self.what}" + (f" of pair {self.pair}" if self.pair >= 0 else "")
+
     def __str__(self) -> str:
-        where = f"{self.module} {self.what}"
-        if self.pair >= 0:
-            where += f" of pair {self.pair}"
         return (
-            f"{where} is {self.found:.9g} in transformers, {self.wanted:.9g} in the plan "
+            f"{self.place} is {self.found:.9g} in transformers, {self.wanted:.9g} in the plan "
             f"(relative error {self.error:.1e}, limit {self.bound:.0e})"
         )
 
@@ -155,15 +162,11 @@ def _compare_rotary(built: "Built", promise: ExpectedRotary) -> list[Difference]
             f"verification: transformers builds {built['model_class']} without a rotary embedding"
         )
     unseen = [site.label for site in sites if site.scaled and site.label not in seen]
-    if unseen and not any(map(_bad, worst)):
+    if unseen and not any(difference.is_beyond for difference in worst):
         raise ProofFailed(
             f"verification: no module of {built['model_class']} uses {', '.join(unseen)}"
         )
     return worst
-
-
-def _bad(difference: Difference) -> bool:
-    return not difference.error <= difference.bound
 
 
 def _compare_softmax(built: "Built", promise: ExpectedRotary) -> list[Difference]:
@@ -254,9 +257,8 @@ class _Match:
             f"ropext read {key} as {params[key]}, transformers as {self.params[key]}"
             for key in keys
         ]
-        where = f"{far.module} {far.what}" + (f" of pair {far.pair}" if far.pair >= 0 else "")
         numbers = f"{far.wanted:.9g} by ropext's reading, {far.found:.9g} in transformers"
-        return "; ".join([*said, f"{where} is {numbers}"])
+        return "; ".join([*said, f"{far.place} is {numbers}"])
 
 
 def _nearest(module: "BuiltRotary", promise: ExpectedRotary) -> _Match:
@@ -296,11 +298,12 @@ def worst_of_base(built: "Built", promise: ExpectedRotary, read: ExpectedRotary)
         twin = written.get((module["module"], module["label"]), module)
         fits = []
         for site in promise.sites:
-            if not any(map(_bad, _differences(twin, site, promise.bound(site)))):
+            differences = _differences(twin, site, promise.bound(site))
+            if not any(difference.is_beyond for difference in differences):
                 fits.append(site.label)
         fitting = read.only(site for site in read.sites if site.label in fits)
         strict.append((_nearest(module, fitting if fitting.sites else read), module))
-    right = {nearest.site.label for nearest, _ in strict if not _bad(nearest.difference)}
+    right = {nearest.site.label for nearest, _ in strict if not nearest.difference.is_beyond}
     matched = [_nearest(m, read) if n.site.label in right else n for n, m in strict]
     matched += [_nearest_factor(module, read) for module in base["attention"]]
     return max(matched, key=lambda each: each.difference.excess)
@@ -321,12 +324,12 @@ def _compare_base(
     if base["error"]:
         return f"not checked: transformers cannot build the base ({base['error']})"
     worst = worst_of_base(built, promise, read)
-    if not _bad(worst.difference):
+    if not worst.difference.is_beyond:
         modules = f"{len(base['rotary'])} rotary and {len(base['attention'])} attention modules"
         error = f"largest relative error {worst.difference.error:.1e}"
         return f"ropext reads the base's config as transformers does: {modules} match ({error})"
     beside = worst_of_base(built, promise, known)
-    if not _bad(beside.difference):
+    if not beside.difference.is_beyond:
         return f"transformers builds another base, a known difference: {worst}"
     raise ProofFailed(
         f"verification: transformers {built['transformers']} reads the base's config otherwise than"
@@ -365,7 +368,7 @@ def compare(
         base = _compare_base(built, promise, read, known or read)
     differences = _compare_rotary(built, promise) + _compare_softmax(built, promise)
     worst = max(differences, key=lambda d: d.excess)
-    if _bad(worst):
+    if worst.is_beyond:
         raise ProofFailed(f"verification: with transformers {version}, {worst}")
     compared, not_compared = compare_tensors(built, directory) if tensors else (0, 0)
     forward, agrees = _compare_forward(built)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
     from types import ModuleType
+    from typing import TypeVar
 
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     )
 
     NamedModules = Sequence[tuple[str, nn.Module]]
+    Ran = TypeVar("Ran")
 
 MOST_PARAMETERS = 50_000_000  # 200 MB in float32; a type that stays wider is not run
 NARROW = 64
@@ -335,12 +337,9 @@ class Small:
         return out
 
 
-def sentence_of(error: Exception) -> str:
-    """Return the last line of an exception's message, after its name; a NotRun goes without its
-    name."""
-    lines = str(error).strip().splitlines() or ["no message"]
-    name = "" if isinstance(error, NotRun) else f"{type(error).__name__}: "
-    return f"{name}{lines[-1].strip()}"
+def reason_of(child: ModuleType, error: Exception) -> str:
+    """Return the sentence of a NotRun, or the child's sentence about any other exception."""
+    return str(error) if isinstance(error, NotRun) else child.sentence_of(error)
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -366,7 +365,21 @@ def compare(
     return apart(base.run(where), have)
 
 
-def attempt(
+def first_that_runs(attempt: Callable[[bool], Ran]) -> Ran:
+    """Return the result of an attempt with a narrow small model, or else with all of its heads.
+
+    Raise the error of the first attempt if both fail.
+    """
+    try:
+        return attempt(True)
+    except Exception as error:
+        try:
+            return attempt(False)
+        except Exception:
+            raise error from None
+
+
+def run_small_models(
     child: ModuleType,
     cls: type[PreTrainedModel],
     texts: Sequence[PreTrainedConfig],
@@ -396,12 +409,12 @@ def attempt(
     try:
         old = base.run(where)
     except Exception as error:
-        raise NotRun(f"the base's own small model fails: {sentence_of(error)}") from error
+        raise NotRun(f"the base's own small model fails: {reason_of(child, error)}") from error
     fill(after.model, known)
     try:
         new = after.run(where)
     except Exception as error:
-        answer["failed"] = sentence_of(error)
+        answer["failed"] = reason_of(child, error)
         return answer
     answer["moved"] = apart(old, new)
     if not answer["moved"]:
@@ -438,21 +451,17 @@ def forward(
         count = texts[0].num_hidden_layers
         stacks = [layers_of(one, count) for one in parts]
         chosen = first_of_each_kind(*map(kinds, stacks, texts))
-        last: Exception | None = None
-        for heads_too in (True, False):
+
+        def attempt(heads_too: bool) -> PassAnswer:
             narrowed = [narrow(text, count, chosen, heads_too) for text in texts]
-            try:
-                done = attempt(child, type(parts[0]), narrowed, job, full)
-            except Exception as error:
-                last = last or error
-                continue
-            answer["layers"] = chosen
-            answer["of"] = count
-            return answer | done
-        assert last is not None
-        raise last
+            return run_small_models(child, type(parts[0]), narrowed, job, full)
+
+        done = first_that_runs(attempt)
+        done["layers"] = chosen
+        done["of"] = count
+        return answer | done
     except Exception as error:
-        answer["reason"] = sentence_of(error)
+        answer["reason"] = reason_of(child, error)
         return answer
 
 

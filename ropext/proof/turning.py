@@ -113,20 +113,17 @@ def small_model(
     count = text.num_hidden_layers
     stack = forward.layers_of(part, count)
     chosen = forward.first_of_each_kind(forward.kinds(stack, text))
-    last: Exception | None = None
-    for heads_too in (True, False):
-        try:
-            config = forward.narrow(text, count, chosen, heads_too)
-            small: Small = forward.Small(child, type(part), config)
-            if sum(p.numel() for p in small.model.parameters()) > forward.MOST_PARAMETERS:
-                raise forward.NotRun("its smallest form is too wide")
-            forward.fill(small.model, {})
-            small.run(list(range(TOKENS)))
-            return small, chosen
-        except Exception as error:
-            last = last or error
-    assert last is not None
-    raise last
+
+    def attempt(heads_too: bool) -> Small:
+        config = forward.narrow(text, count, chosen, heads_too)
+        small: Small = forward.Small(child, type(part), config)
+        if sum(p.numel() for p in small.model.parameters()) > forward.MOST_PARAMETERS:
+            raise forward.NotRun("its smallest form is too wide")
+        forward.fill(small.model, {})
+        small.run(list(range(TOKENS)))
+        return small
+
+    return forward.first_that_runs(attempt), chosen
 
 
 def turning(
