@@ -13,7 +13,7 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING
 
-from ropext.proof.describing import added_by, defaults_of
+from ropext.proof.describing import defaults_of, values_added_by
 
 TYPES = Path(__file__).parent.parent / "ropext" / "families" / "types.json"
 DEFAULTS = TYPES.with_name("defaults.json")
@@ -37,7 +37,7 @@ def main() -> None:
         if text_type in census["rotary"] and len(path) == 1:
             try:
                 kind = CONFIG_MAPPING[model_type]
-                found = added_by(kind, path[0], text_type, CONFIG_MAPPING[text_type])
+                found = values_added_by(kind, path[0], text_type, CONFIG_MAPPING[text_type])
             except Exception:  # a composite that cannot be built without more keys adds none
                 continue
             if found:

@@ -31,8 +31,8 @@ from ropext.base.errors import InputError, ProofFailed, Stopped
 from ropext.endpoint import server as ports
 from ropext.endpoint.cell import FORM
 from ropext.endpoint.logprobs import next_token, require_logprobs
-from ropext.proof.neighbours import Neighbour, judge
 from ropext.verifying import server as endpoint
+from ropext.verifying.judging import Neighbour, judge
 
 # Token ids -> the log-probability of every next token.
 Reference = Callable[[Sequence[int]], Sequence[float]]

@@ -77,7 +77,7 @@ class BuildRequest:
         return families.as_read(dict(self.base))
 
     def to_child(self) -> "DirectoryJob":
-        """Return the request as JSON for the child process."""
+        """Return the request about one directory as JSON for the child process."""
         promise = self.promise
         sites: list[WantedNumbers] = []
         for site in promise.sites:  # the child's small models use these, not the base's
@@ -111,7 +111,7 @@ def build(
     trust_remote_code: bool = False,
     timeout: float | None = None,
 ) -> "list[Built]":
-    """Build each directory with upstream transformers, in one process for all of them.
+    """Build each directory with upstream transformers, in one child process for all of them.
 
     Return one answer for each directory. An answer holds `error` if the build failed.
     """
@@ -129,7 +129,8 @@ def build(
 
 
 def _limits(directory: Path, last: int) -> tuple[float, int]:
-    """Return the seconds and the bytes of address space that one proof may use.
+    """Return the seconds and the bytes of address space that the child process may use for one
+    directory.
 
     Files are mapped, once for each reading. A model with a table of `last` positions may keep a
     mask of their square in each layer. A config's sizes raise the seconds up to TIMEOUT. They raise
@@ -152,8 +153,8 @@ def _limits(directory: Path, last: int) -> tuple[float, int]:
 
 
 def require_buildable(config: JsonObject) -> None:
-    """Raise ProofFailed unless transformers builds a model of a config, without weights, within a
-    proof's limits.
+    """Raise ProofFailed unless transformers, in a child process with limits, builds a model of a
+    config without weights.
 
     Call it before a config that a stranger may have written is built without limits.
     """
@@ -164,10 +165,10 @@ def require_buildable(config: JsonObject) -> None:
 
 
 def prove(request: BuildRequest, *, trust_remote_code: bool = False) -> Proof:
-    """Verify one directory: every module, every tensor, and one forward pass of a small model.
+    """Compare the model that transformers builds from a written directory with the promise: every
+    module, every tensor, and one forward pass of a small model.
 
-    Modules are compared with the promise, tensors with the model that transformers builds. Raise
-    ProofFailed if anything differs.
+    Raise ProofFailed if anything differs.
     """
     (built,) = build([request], trust_remote_code=trust_remote_code)
     base = None
@@ -189,7 +190,8 @@ def prove_table(
     base: JsonObject | None = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Json]:
-    """Verify a directory that rotates nothing; return the entries for its record.
+    """Compare the model without rotation that transformers builds from a written directory with its
+    planned positions; return the proof's entries for the record.
 
     Every tensor must have its place and its shape. The first layer, or the whole model if its class
     needs that, reads an input up to the last position with its own weights. If no tensor holds the
@@ -237,8 +239,8 @@ def prove_plan(
     *,
     trust_remote_code: bool = False,
 ) -> dict[str, Json]:
-    """Verify a directory written by a plan for the model of a config; return the entries for its
-    record.
+    """Compare the model that transformers builds from a written directory with a plan; return the
+    proof's entries for the record.
 
     Raise ProofFailed also if transformers reads a key differently from the base's and no extension
     changes that key.

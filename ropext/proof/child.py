@@ -59,11 +59,13 @@ class Blocked:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Raise ImportError if the child process imports ropext."""
         if name.partition(".")[0] == "ropext":
             raise ImportError("ropext takes no part in its own proof")
 
 
 def block_ropext() -> None:
+    """Make every import of ropext fail in the child process; end it if one succeeds."""
     sys.meta_path.insert(0, Blocked)
     try:
         import ropext  # noqa: F401
@@ -84,7 +86,8 @@ def text_config(config: PreTrainedConfig, path: list[str]) -> PreTrainedConfig:
 def model_class(
     config: PreTrainedConfig, directory: str, trust_remote_code: bool
 ) -> type[PreTrainedModel]:
-    """Return the architecture that the config names, or the first auto class that knows its type.
+    """Return the class of transformers that builds a config: its architecture, or the first auto
+    class that knows its type.
 
     Raise ValueError if there is neither.
     """
@@ -114,9 +117,9 @@ def model_class(
     raise ValueError(f"no model class for {names or type(config).__name__}")
 
 
-def skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    """Return the model with real buffers, which include its inverse frequencies, and no
-    parameters."""
+def empty_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    """Return the model that transformers builds from a config, with real buffers, which include its
+    inverse frequencies, and no parameters."""
     import torch
     from accelerate import init_empty_weights
     from torch.overrides import TorchFunctionMode
@@ -134,6 +137,7 @@ def skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrained
             args: Sequence[object] = (),
             kwargs: dict[str, object] | None = None,
         ) -> object:
+            """Make a large tensor on the meta device in place of memory."""
             kwargs = kwargs or {}
             if function in makers:
                 made = function(*args, **kwargs | {"device": "meta"})
@@ -148,7 +152,7 @@ def skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrained
 
 
 def text_modules(model: PreTrainedModel, text: PreTrainedConfig) -> NamedModules:
-    """Return the modules of the text model, with their paths."""
+    """Return the modules of the text model that transformers built, with their paths."""
     paths = [(n, m) for n, m in model.named_modules() if not NOT_TEXT.search(n.lower())]
     typed = [(n, m) for n, m in paths if isinstance(getattr(m, "config", None), type(text))]
     # If every part has a config class of its own (Blt), or none keeps its config, take all.
@@ -158,7 +162,7 @@ def text_modules(model: PreTrainedModel, text: PreTrainedConfig) -> NamedModules
     return [(n, m) for n, m in paths if id(m) in keep or getattr(m, "config", None) is None]
 
 
-def pinned_attention(module: nn.Module, label: str, last: int) -> float | None:
+def attention_factor_at(module: nn.Module, label: str, last: int) -> float | None:
     """Run transformers' own forward at positions 0 and `last`, which settles everything that
     depends on the length.
 
@@ -180,27 +184,27 @@ def pinned_attention(module: nn.Module, label: str, last: int) -> float | None:
     return None
 
 
-def turns(module: nn.Module) -> bool:
-    """Return whether a module with inverse frequencies rotates (Voxtral's embedding of times
-    adds)."""
+def is_rotation(module: nn.Module) -> bool:
+    """Return whether a module of transformers with inverse frequencies rotates (Voxtral's embedding
+    of times adds)."""
     return hasattr(module, "config") or "Rotary" in type(module).__name__
 
 
-def rotary(modules: NamedModules, length: int | None = None) -> list[BuiltRotary]:
-    """Return every rotary embedding's inverse frequencies and attention factor at `length` [the
-    config's full length]."""
+def rotary_numbers(modules: NamedModules, length: int | None = None) -> list[BuiltRotary]:
+    """Return the inverse frequencies and the attention factor of every rotary module that
+    transformers built, at `length` [the config's full length]."""
     embeddings: list[BuiltRotary] = []
     for name, module in modules:
         for buffer in [b for b in module._buffers if b.endswith("inv_freq")]:
             prefix = buffer.removesuffix("inv_freq")
-            if prefix.endswith("original_") or not turns(module):
+            if prefix.endswith("original_") or not is_rotation(module):
                 continue
             label = prefix.rstrip("_")
             first = getattr(module, buffer).clone()
             config = getattr(module, "config", None)
             last = (length or int(getattr(config, "max_position_embeddings", None) or 2)) - 1
             params = getattr(config, "rope_parameters", None) or {}
-            attention = pinned_attention(module, label, last)
+            attention = attention_factor_at(module, label, last)
             if attention is None:
                 attention = float(getattr(module, f"{prefix}attention_scaling", 1.0))
             two_sets = hasattr(module, f"{prefix}long_inv_freq")  # set by a longrope's forward
@@ -218,7 +222,8 @@ def rotary(modules: NamedModules, length: int | None = None) -> list[BuiltRotary
 
 
 def softmax_scales(modules: NamedModules) -> dict[str, tuple[float, float | None]]:
-    """Return for each attention module the factor of q·k, and 1/sqrt(head dim) if it is known."""
+    """Return for each attention module of a built model the factor of q·k, and 1/sqrt(head dim) if
+    it is known."""
     scales = {}
     for name, module in modules:
         if "Attention" not in type(module).__name__:
@@ -230,12 +235,12 @@ def softmax_scales(modules: NamedModules) -> dict[str, tuple[float, float | None
     return scales
 
 
-def make_plain(config: PreTrainedConfig, seen: set[int]) -> None:
-    """Set every rope dict of a text config to the default type; keep its other keys."""
+def make_rope_plain(config: PreTrainedConfig, seen: set[int]) -> None:
+    """Set every rope dict of a config of transformers to the default type; keep its other keys."""
     for value in list(vars(config).values()):
         if hasattr(value, "to_diff_dict") and id(value) not in seen:
             seen.add(id(value))
-            make_plain(value, seen)
+            make_rope_plain(value, seen)
     rope = getattr(config, "rope_parameters", None)
     if isinstance(rope, dict):
         for entry in [rope, *rope.values()]:
@@ -243,7 +248,7 @@ def make_plain(config: PreTrainedConfig, seen: set[int]) -> None:
                 entry["rope_type"] = "default"
 
 
-def attention(
+def attention_factors(
     model: PreTrainedModel, modules: NamedModules, path: list[str]
 ) -> list[BuiltAttention]:
     """Return the softmax factor of every attention module: its scale over its scale with plain
@@ -256,8 +261,8 @@ def attention(
     plain = {name: unit for name, (_, unit) in scales.items() if unit}
     if any(abs(scale / plain.get(n, float("inf")) - 1) > 1e-6 for n, (scale, _) in scales.items()):
         twin = copy.deepcopy(model.config)
-        make_plain(text_config(twin, path), set())
-        plain_model = skeleton(type(model), twin)
+        make_rope_plain(text_config(twin, path), set())
+        plain_model = empty_model(type(model), twin)
         built = softmax_scales(text_modules(plain_model, text_config(twin, path)))
         plain = {name: scale for name, (scale, _) in built.items()}
     return [
@@ -266,37 +271,42 @@ def attention(
     ]
 
 
-def numbers(model: PreTrainedModel, path: list[str], length: int | None = None) -> BuiltNumbers:
-    """Return the numbers that the rotary and attention modules of a model compute."""
+def module_numbers(
+    model: PreTrainedModel, path: list[str], length: int | None = None
+) -> BuiltNumbers:
+    """Return the numbers that the rotary and attention modules of a built model compute."""
     modules = text_modules(model, text_config(model.config, path))
     return {
-        "rotary": rotary(modules, length),
-        "attention": attention(model, modules, path),
+        "rotary": rotary_numbers(modules, length),
+        "attention": attention_factors(model, modules, path),
     }
 
 
-def changes(one: Json, other: Json, path: str = "") -> list[str]:
-    """Return the dotted paths at which two JSON objects differ."""
+def changed_keys(one: Json, other: Json, path: str = "") -> list[str]:
+    """Return the dotted keys at which transformers reads two configs differently."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return [] if type(one) is type(other) and one == other else [path]
     keys = {**one, **other}
     return [
         each
         for key in keys
-        for each in changes(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
+        for each in changed_keys(
+            one.get(key), other.get(key), f"{path}.{key}" if path else str(key)
+        )
     ]
 
 
-def as_in_memory(value: dict[str, Json]) -> Json:
+def infinity_from_json(value: dict[str, Json]) -> Json:
     """Return infinity as a number if this object is transformers' JSON spelling of it; else the
     object."""
     return math.inf if value == {"__float__": "Infinity"} else value
 
 
-def read_base(
+def build_base(
     entry: DirectoryJob, cls: type[PreTrainedModel], config: PreTrainedConfig
 ) -> tuple[BuiltBase, PreTrainedModel | None]:
-    """Build the base's config with transformers; return the answer and the model.
+    """Build the base's config with transformers in the child process; return the answer and the
+    model.
 
     The model is None if it cannot be built, or if the job only reads tokens (`last`).
     """
@@ -304,23 +314,23 @@ def read_base(
         return {"error": "its config is not at hand"}, None
     out: BuiltBase = {"error": None, "changed": None}
     try:
-        values = json.loads(json.dumps(entry["base"]), object_hook=as_in_memory)
-        base = plain_weights(type(config).from_dict(values))
-        out["changed"] = changes(base.to_dict(), config.to_dict())
+        values = json.loads(json.dumps(entry["base"]), object_hook=infinity_from_json)
+        base = config_without_quantiser(type(config).from_dict(values))
+        out["changed"] = changed_keys(base.to_dict(), config.to_dict())
         if entry["last"]:
             return out, None
-        model = skeleton(cls, base)
-        read = numbers(model, entry["text_path"], entry["base_context"])
+        model = empty_model(cls, base)
+        read = module_numbers(model, entry["text_path"], entry["base_context"])
         out["rotary"] = read["rotary"]
         out["attention"] = read["attention"]
         return out, model
     except Exception as error:
-        out["error"] = sentence_of(error)
+        out["error"] = sentence_of_error(error)
         return out, None
 
 
-def plain_weights(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the config as this machine can build it.
+def config_without_quantiser(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the config as transformers can build it on this machine.
 
     Drop its attention implementation and its quantiser's loader, which would need packages or a GPU
     and change nothing about positions.
@@ -332,7 +342,7 @@ def plain_weights(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def beside(name: str) -> ModuleType:
-    """Load and return the module `name` from the file in this folder."""
+    """Load and return another module of the child process from its file in this folder."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -342,7 +352,7 @@ def beside(name: str) -> ModuleType:
 
 
 def read_config(directory: str, trust: bool) -> PreTrainedConfig:
-    """Return the config as transformers reads it.
+    """Return the config of a directory as transformers reads it.
 
     If transformers does not know the type and no code is trusted, use the config class of the first
     architecture of transformers that the config names.
@@ -362,33 +372,35 @@ def read_config(directory: str, trust: bool) -> PreTrainedConfig:
     return config
 
 
-def build(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescription:
-    """Return all facts about one directory that the parent compares."""
+def build_directory(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescription:
+    """Return the child's answer about one directory: all facts that the parent process compares."""
     directory = entry["directory"]
     trust = job["trust_remote_code"]
     config = read_config(directory, trust)
     quantised = getattr(config, "quantization_config", None) is not None
-    config = plain_weights(config)
+    config = config_without_quantiser(config)
     cls = model_class(config, directory, trust)
     if entry.get("describe"):
         child = sys.modules[__name__]
-        described: TypeDescription = beside("describing").describe(child, directory, config, cls)
+        described: TypeDescription = beside("describing").describe_type(
+            child, directory, config, cls
+        )
         return described
     stored = beside("tensors")
     table = {}
     apart = list[str]()
     if job["tensors"]:
-        table = stored.headers(directory)
+        table = stored.stored_tensors(directory)
     if table:
-        apart = stored.untied(cls, config, directory)
-    base, base_model = read_base(entry, cls, config)
+        apart = stored.differing_tied_tensors(cls, config, directory)
+    base, base_model = build_base(entry, cls, config)
     answer: Built = {"model_class": cls.__name__, "base": base, "untied": apart}
     if entry["last"]:
-        answer["tensors"] = stored.compared(cls, config, directory, table, quantised)
-        answer["last"] = beside("forward").read_last(cls, config, entry, trust)
+        answer["tensors"] = stored.compare_stored_tensors(cls, config, directory, table, quantised)
+        answer["last"] = beside("forward").read_to_last_position(cls, config, entry, trust)
         return answer
-    model = skeleton(cls, config)
-    computed = numbers(model, entry["text_path"])
+    model = empty_model(cls, config)
+    computed = module_numbers(model, entry["text_path"])
     answer["rotary"] = computed["rotary"]
     answer["attention"] = computed["attention"]
     answer["forward"] = None
@@ -396,14 +408,17 @@ def build(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescription:
     if entry["target"]:
         models = [model] if base_model is None else [model, base_model]
         child = sys.modules[__name__]
-        answer["forward"] = beside("forward").forward(child, models, entry, computed["rotary"])
+        answer["forward"] = beside("forward").run_forward_pass(
+            child, models, entry, computed["rotary"]
+        )
     if table:
-        answer["tensors"] = stored.compared(cls, config, directory, table, quantised)
+        answer["tensors"] = stored.compare_stored_tensors(cls, config, directory, table, quantised)
     return answer
 
 
 def limit_memory(room: int) -> None:
-    """Limit this process to `room` bytes of addresses above its present use, which includes torch.
+    """Limit the child process to `room` bytes of addresses above its present use, which includes
+    torch.
 
     Do nothing outside Linux: only Linux reports the present use and applies such a limit to every
     kind of allocation.
@@ -419,8 +434,9 @@ def limit_memory(room: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (now + room, hard))
 
 
-def sentence_of(error: Exception) -> str:
-    """Return the name of an exception and the last line of its message."""
+def sentence_of_error(error: Exception) -> str:
+    """Return the child's sentence about an exception of transformers: its name and the last line of
+    its message."""
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return "MemoryError: it takes more memory than its proof is given for sizes like these"
     lines = str(error).strip().splitlines() or ["no message"]
@@ -428,6 +444,8 @@ def sentence_of(error: Exception) -> str:
 
 
 def main() -> None:
+    """Read a job from stdin, and write one JSON line for each directory to the file of the
+    argument."""
     block_ropext()
     job: ChildJob = json.load(sys.stdin)
     import torch
@@ -442,10 +460,10 @@ def main() -> None:
             answer: dict[str, Json] = {"directory": entry["directory"]}
             answer["transformers"] = transformers.__version__
             try:
-                answer |= build(job, entry)
+                answer |= build_directory(job, entry)
                 answer["error"] = None
             except Exception as error:
-                answer["error"] = sentence_of(error)
+                answer["error"] = sentence_of_error(error)
             out.write(json.dumps(answer) + "\n")
             out.flush()
             os.fsync(out.fileno())

@@ -29,7 +29,8 @@ class ExpectedRotary:
     factor: float = 1.0  # target over context: the larger, the more transformers' float32 is off
 
     def bound(self, site: Site) -> float:
-        """Return the largest relative difference that transformers' float32 explains.
+        """Return the largest relative difference from a site's numbers that transformers' float32
+        explains.
 
         Its llama3 ramp subtracts nearly equal numbers, which costs two bits more.
         """
@@ -37,7 +38,7 @@ class ExpectedRotary:
         return 4 * bound if site.params.get("rope_type") == "llama3" else bound
 
     def only(self, sites: Iterable[Site]) -> "ExpectedRotary":
-        """Return the promise about these sites alone."""
+        """Return the rotary embeddings that transformers must build at these sites alone."""
         return replace(self, sites=tuple(sites))
 
 
@@ -54,8 +55,8 @@ class Difference:
 
     @property
     def error(self) -> float:
-        """Return the relative difference; infinity if the plan has zero and transformers does
-        not."""
+        """Return the relative difference of transformers' number from the plan's; infinity if only
+        the plan's is zero."""
         if self.wanted == self.found:
             return 0.0
         if not self.wanted or not math.isfinite(self.found):
@@ -64,20 +65,22 @@ class Difference:
 
     @property
     def excess(self) -> float:
-        """Return the error in units of its bound."""
+        """Return the error of transformers' number in units of its bound."""
         return self.error / self.bound if self.bound else math.inf
 
     @property
     def is_beyond(self) -> bool:
-        """Return whether the error is beyond its bound, or is no number."""
+        """Return whether transformers' number is no number, or differs by more than its bound."""
         return not self.error <= self.bound
 
     @property
     def place(self) -> str:
-        """Return the module of the model and the name of its number."""
+        """Return the module that transformers built and the name of its number."""
         return f"{self.module} {self.what}" + (f" of pair {self.pair}" if self.pair >= 0 else "")
 
     def __str__(self) -> str:
+        """Return the sentence with transformers' number, the plan's, and the limit of their
+        difference."""
         return (
             f"{self.place} is {self.found:.9g} in transformers, {self.wanted:.9g} in the plan "
             f"(relative error {self.error:.1e}, limit {self.bound:.0e})"
@@ -109,13 +112,13 @@ class Proof:
     untied: tuple[str, ...] = ()  # pairs of stored tensors that differ though the config ties them
 
     def to_json(self) -> dict[str, Json]:
-        """Return the section of ropext.json."""
+        """Return the section of ropext.json about the proof."""
         out = asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
         return {key: value for key, value in out.items() if key not in NOT_RECORDED}
 
 
-def _differences(built: "BuiltRotary", site: Site, bound: float) -> list[Difference]:
-    """Compare every number of a rotary module with the number of a site."""
+def _rotary_differences(built: "BuiltRotary", site: Site, bound: float) -> list[Difference]:
+    """Compare every number of a rotary module that transformers built with the plan's number."""
     module = built["module"]
     if site.label:
         module += f" ({site.label})"
@@ -139,7 +142,8 @@ def _differences(built: "BuiltRotary", site: Site, bound: float) -> list[Differe
 
 
 def _compare_rotary(built: "Built", promise: ExpectedRotary) -> list[Difference]:
-    """Return the worst number of every rotary module, compared with the site nearest to it.
+    """Return the worst number of every rotary module that transformers built, compared with the
+    site nearest to it.
 
     Raise ProofFailed if a module has no site, if there is no module, or if no module uses a scaled
     site.
@@ -154,7 +158,7 @@ def _compare_rotary(built: "Built", promise: ExpectedRotary) -> list[Difference]
                 f"verification: {module['module']} has an embedding for {module['label']!r}; the "
                 f"plan has only {', '.join(site.label or 'one' for site in sites)}"
             )
-        nearest = _nearest(module, promise.only(candidates))
+        nearest = _nearest_site(module, promise.only(candidates))
         seen.add(nearest.site.label)
         worst.append(nearest.difference)
     if not worst:
@@ -170,14 +174,19 @@ def _compare_rotary(built: "Built", promise: ExpectedRotary) -> list[Difference]
 
 
 def _compare_softmax(built: "Built", promise: ExpectedRotary) -> list[Difference]:
-    worst = [_nearest_factor(module, promise).difference for module in built["attention"]]
+    """Return the difference of every attention module's softmax factor from the nearest site's.
+
+    Raise ProofFailed if the plan has such a factor and transformers built no module with one.
+    """
+    worst = [_nearest_softmax_site(module, promise).difference for module in built["attention"]]
     if not worst and any(site.wanted.softmax_factor != 1 for site in promise.sites):
         raise ProofFailed("verification: no attention module has a softmax scale to compare")
     return worst
 
 
 def compare_tensors(built: "Built", directory: str) -> tuple[int, int]:
-    """Return how many tensors were compared, and how many not.
+    """Return how many stored tensors the child process compared with the model of transformers, and
+    how many not.
 
     Raise ProofFailed if tensors are absent or do not fit the model, FilledTwice if two of them fill
     one parameter.
@@ -213,7 +222,7 @@ def compare_tensors(built: "Built", directory: str) -> tuple[int, int]:
 
 
 def _compare_forward(built: "Built") -> tuple[str, bool]:
-    """Return the result of the small models as a sentence, and whether their outputs agree.
+    """Return the result of the child's small models as a sentence, and whether their outputs agree.
 
     Raise ProofFailed if only the written config's model fails, or if the outputs differ.
     """
@@ -250,6 +259,8 @@ class _Match:
     params: JsonObject  # the rope dict that transformers has for this module
 
     def __str__(self) -> str:
+        """Return the sentence with the keys and the number that ropext and transformers read
+        differently."""
         params = self.site.params
         far = self.difference
         keys = [k for k in params if self.params.get(k) is not None and self.params[k] != params[k]]
@@ -261,18 +272,20 @@ class _Match:
         return "; ".join([*said, f"{far.place} is {numbers}"])
 
 
-def _nearest(module: "BuiltRotary", promise: ExpectedRotary) -> _Match:
-    """Return the match with the site whose worst number differs least from a rotary module."""
+def _nearest_site(module: "BuiltRotary", promise: ExpectedRotary) -> _Match:
+    """Return the match with the site whose worst number differs least from a rotary module that
+    transformers built."""
     params = module.get("params", {})
     matches = []
     for site in promise.sites:
-        differences = _differences(module, site, promise.bound(site))
+        differences = _rotary_differences(module, site, promise.bound(site))
         matches.append(_Match(max(differences, key=lambda d: d.excess), site, params))
     return min(matches, key=lambda match: match.difference.error)
 
 
-def _nearest_factor(module: "BuiltAttention", promise: ExpectedRotary) -> _Match:
-    """Return the match with the site whose softmax factor is nearest to an attention module's."""
+def _nearest_softmax_site(module: "BuiltAttention", promise: ExpectedRotary) -> _Match:
+    """Return the match with the site whose softmax factor is nearest to that of a built attention
+    module."""
     name = module["module"]
     factor = module["softmax_factor"]
     matches = []
@@ -284,7 +297,7 @@ def _nearest_factor(module: "BuiltAttention", promise: ExpectedRotary) -> _Match
     return min(matches, key=lambda match: match.difference.error)
 
 
-def worst_of_base(built: "Built", promise: ExpectedRotary, read: ExpectedRotary) -> _Match:
+def _worst_match_of_base(built: "Built", promise: ExpectedRotary, read: ExpectedRotary) -> _Match:
     """Return the module of the base, as transformers builds it, that differs most from the reading.
 
     Each module is compared with the site that it matches in the written model. A module that no
@@ -298,14 +311,14 @@ def worst_of_base(built: "Built", promise: ExpectedRotary, read: ExpectedRotary)
         twin = written.get((module["module"], module["label"]), module)
         fits = []
         for site in promise.sites:
-            differences = _differences(twin, site, promise.bound(site))
+            differences = _rotary_differences(twin, site, promise.bound(site))
             if not any(difference.is_beyond for difference in differences):
                 fits.append(site.label)
         fitting = read.only(site for site in read.sites if site.label in fits)
-        strict.append((_nearest(module, fitting if fitting.sites else read), module))
+        strict.append((_nearest_site(module, fitting if fitting.sites else read), module))
     right = {nearest.site.label for nearest, _ in strict if not nearest.difference.is_beyond}
-    matched = [_nearest(m, read) if n.site.label in right else n for n, m in strict]
-    matched += [_nearest_factor(module, read) for module in base["attention"]]
+    matched = [_nearest_site(m, read) if n.site.label in right else n for n, m in strict]
+    matched += [_nearest_softmax_site(module, read) for module in base["attention"]]
     return max(matched, key=lambda each: each.difference.excess)
 
 
@@ -315,7 +328,7 @@ def _compare_base(
     read: ExpectedRotary,
     known: ExpectedRotary,
 ) -> str:
-    """Return the comparison of transformers' reading of the base with ropext's, as a sentence.
+    """Return the sentence that compares transformers' reading of the base's config with ropext's.
 
     If transformers reads it as `known`, which departs from the authors' code, the sentence only
     notes it. Raise ProofFailed for any other difference.
@@ -323,12 +336,12 @@ def _compare_base(
     base = built["base"]
     if base["error"]:
         return f"not checked: transformers cannot build the base ({base['error']})"
-    worst = worst_of_base(built, promise, read)
+    worst = _worst_match_of_base(built, promise, read)
     if not worst.difference.is_beyond:
         modules = f"{len(base['rotary'])} rotary and {len(base['attention'])} attention modules"
         error = f"largest relative error {worst.difference.error:.1e}"
         return f"ropext reads the base's config as transformers does: {modules} match ({error})"
-    beside = worst_of_base(built, promise, known)
+    beside = _worst_match_of_base(built, promise, known)
     if not beside.difference.is_beyond:
         return f"transformers builds another base, a known difference: {worst}"
     raise ProofFailed(
@@ -338,7 +351,7 @@ def _compare_base(
 
 
 def check_built(built: "Built") -> None:
-    """Raise ProofFailed if transformers could not build a directory at all."""
+    """Raise ProofFailed with the child's error if transformers could not build a directory."""
     if built["error"]:
         raise ProofFailed(
             f"verification: transformers {built['transformers']} cannot build {built['directory']}:"

@@ -74,28 +74,32 @@ SHORT = (
 OTHER_THETA = 777.0  # no class default
 
 
-def config_of(cls: type[PreTrainedConfig], **values: Json) -> PreTrainedConfig:
-    """Build a config of a class from these keys, with the class's own values for all others."""
+def config_with_keys(cls: type[PreTrainedConfig], **values: Json) -> PreTrainedConfig:
+    """Return a config of a class of transformers from these keys, with its own values for all
+    others."""
     return cls(**values)
 
 
 def field_default(cls: type, key: str) -> int | float | str | None:
-    """Return the value of a config without this key, before the class derives it from others."""
+    """Return the default of a key in a config class of transformers, before the class derives it
+    from other keys."""
     field = getattr(cls, "__dataclass_fields__", {}).get(key)
     if field is None or not isinstance(field.default, int | float | str):
         return None
     return field.default
 
 
-def attribute(config: PreTrainedConfig, key: str) -> Json:
+def config_value(config: PreTrainedConfig, key: str) -> Json:
+    """Return what transformers reads for a key of a config; None if the config lacks it or
+    refuses."""
     try:
         return getattr(config, key, None)
     except Exception:  # heterogeneous configs refuse to name one value for all layers
         return None
 
 
-def period(layer_types: list[str]) -> list[str]:
-    """Return the shortest run of layer types that repeats over the default model."""
+def repeated_layer_types(layer_types: list[str]) -> list[str]:
+    """Return the shortest run of layer types that repeats over transformers' default model."""
     for n in range(1, len(layer_types) - 1):
         if all(t == layer_types[i % n] for i, t in enumerate(layer_types[: len(layer_types) - 1])):
             return layer_types[:n]
@@ -103,48 +107,53 @@ def period(layer_types: list[str]) -> list[str]:
 
 
 def last_layer_type(cls: type[PreTrainedConfig], run: list[str]) -> str | None:
-    """Return the type that the class forces on the last layer, whatever the run; None if it forces
-    none."""
+    """Return the type that a config class of transformers forces on the last layer, whatever the
+    run; None if it forces none."""
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     if len(set(run)) == 1:
         return None
     counts = range(2 * len(run) + 1, 2 * len(run) + 7)
     try:
-        made = [config_of(cls, **{name: layers}).layer_types[-1] for layers in counts]
+        made = [config_with_keys(cls, **{name: layers}).layer_types[-1] for layers in counts]
     except Exception:  # classes that tie other lists to the number of layers
         return None
     by_run = [run[(layers - 1) % len(run)] for layers in counts]
     return made[0] if len(set(made)) == 1 and made != by_run else None
 
 
-def layers_by(cls: type[PreTrainedConfig]) -> dict[str, list[str]]:
-    """Return the keys of LAYERS_BY that the class reads, each with its types of the first two
-    layers."""
+def keys_of_layer_types(cls: type[PreTrainedConfig]) -> dict[str, list[str]]:
+    """Return the keys of LAYERS_BY that a config class of transformers reads, each with its types
+    of the first two layers."""
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     read = {}
     for key, values in LAYERS_BY.items():
         try:
-            made = [config_of(cls, **{name: 4, key: value}) for value in values]
+            made = [config_with_keys(cls, **{name: 4, key: value}) for value in values]
         except Exception:  # classes that tie other lists to the number of layers
             continue
-        one, two = (attribute(m, "layer_types") or attribute(m, "layers_block_type") for m in made)
+        one, two = (
+            config_value(m, "layer_types") or config_value(m, "layers_block_type") for m in made
+        )
         if one != two and one[:2] == one[2:]:
             read[key] = one[:2]
     return read
 
 
-def theta_when_scaled(cls: type[PreTrainedConfig]) -> tuple[Json, Json]:
-    """Return the theta and the partial factor that the class adds to a flat dict without them."""
+def theta_of_scaled_dict(cls: type[PreTrainedConfig]) -> tuple[Json, Json]:
+    """Return the theta and the partial factor that a config class of transformers adds to a flat
+    rope dict without them."""
     try:
-        made = config_of(cls, rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_parameters
+        made = config_with_keys(
+            cls, rope_scaling={"rope_type": "linear", "factor": 2.0}
+        ).rope_parameters
     except Exception:  # types that accept other forms only
         made = cls().rope_parameters
     return made.get("rope_theta"), made.get("partial_rotary_factor")
 
 
-def followed(cls: type[PreTrainedConfig]) -> set[str]:
-    """Return the keys of the default dict that follow their top-level spelling if a config has
-    it."""
+def keys_with_other_spelling(cls: type[PreTrainedConfig]) -> set[str]:
+    """Return the keys of the default rope dict that follow a top-level key of the config if it has
+    one."""
     keys = set()
     names = {
         "rope_theta": ("rope_theta", "rotary_emb_base"),
@@ -156,7 +165,7 @@ def followed(cls: type[PreTrainedConfig]) -> set[str]:
             value = 0.5
         for name in spellings:
             try:
-                rope = config_of(cls, **{name: value}).rope_parameters
+                rope = config_with_keys(cls, **{name: value}).rope_parameters
             except Exception:  # a type that refuses this value
                 continue
             if rope.get(key) in (0.5, OTHER_THETA):
@@ -165,7 +174,7 @@ def followed(cls: type[PreTrainedConfig]) -> set[str]:
 
 
 def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, Json]:
-    """Return the meaning of each absent key to a config class."""
+    """Return what each absent key means to a config class of transformers."""
     config = cls()
     out: dict[str, Json] = {}
     for key in VALUES:
@@ -176,33 +185,34 @@ def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, Json]:
             out[key] = value
     if "head_dim" not in out and "head_dim" in cls.__dataclass_fields__:
         # If it is None, three rope types of transformers fail with a TypeError.
-        out["head_dim_may_stay_null"] = attribute(config, "head_dim") is None
+        out["head_dim_may_stay_null"] = config_value(config, "head_dim") is None
     names = {key: cls.attribute_map[key] for key in VALUES if key in cls.attribute_map}
     if names:
         out["names"] = names
-    rope = attribute(config, "rope_parameters")
+    rope = config_value(config, "rope_parameters")
     if rope:
-        out["rope"] = {k: v for k, v in rope.items() if k not in followed(cls)}
-    theta, partial = theta_when_scaled(cls)
+        out["rope"] = {k: v for k, v in rope.items() if k not in keys_with_other_spelling(cls)}
+    theta, partial = theta_of_scaled_dict(cls)
     if theta is not None:
         out["theta"] = theta
     if partial is not None:
         out["partial"] = partial
-    layer_types = attribute(config, "layer_types")
+    layer_types = config_value(config, "layer_types")
     if isinstance(layer_types, list) and layer_types:
-        run = period(layer_types)
+        run = repeated_layer_types(layer_types)
         out["layer_types"] = run
         if last := last_layer_type(cls, run):
             out["last_layer_type"] = last
-    if by := layers_by(cls):
+    if by := keys_of_layer_types(cls):
         out["layers_by"] = by
     return out
 
 
-def added_by(
+def values_added_by(
     cls: type[PreTrainedConfig], key: str, text_type: str, bare: type[PreTrainedConfig]
 ) -> dict[str, Json]:
-    """Return the values that a composite adds to a text config with absent keys.
+    """Return the values that a composite config of transformers adds to a text config with absent
+    keys.
 
     `bare` is the class of that text config. Values that `bare` has by default do not count.
     """
@@ -210,9 +220,9 @@ def added_by(
     offered = getattr(spec, "init_kwargs", None) or {}
     if not offered:
         return {}
-    text = getattr(config_of(cls, **{key: {"model_type": text_type}}), key)
-    theta = (attribute(text, "rope_parameters") or {}).get("rope_theta")
-    out = {k: offered[k] for k in VALUES if k in offered and attribute(text, k) == offered[k]}
+    text = getattr(config_with_keys(cls, **{key: {"model_type": text_type}}), key)
+    theta = (config_value(text, "rope_parameters") or {}).get("rope_theta")
+    out = {k: offered[k] for k in VALUES if k in offered and config_value(text, k) == offered[k]}
     out = {k: v for k, v in out.items() if field_default(bare, k) != v}
     if theta is not None and theta == offered.get("rope_theta"):
         out["rope_theta"] = theta
@@ -222,7 +232,7 @@ def added_by(
     return out if {"hidden_size", "max_position_embeddings", "rope_theta"} & out.keys() else {}
 
 
-class Embedding:
+class ProbedEmbedding:
     """The rotary embedding of a type, built again from changed values of its text config."""
 
     def __init__(
@@ -232,11 +242,16 @@ class Embedding:
         text: PreTrainedConfig,
         values: JsonObject,
     ) -> None:
+        """Find the rotary modules of a model that transformers built from these values."""
         self.child = child
         self.text = text
         self.given = dict(values)
-        head = attribute(text, "hidden_size"), attribute(text, "num_attention_heads")
-        if "head_dim" in _fields(text) and attribute(text, "head_dim") is None and all(head):
+        head = config_value(text, "hidden_size"), config_value(text, "num_attention_heads")
+        if (
+            "head_dim" in _declared_keys(text)
+            and config_value(text, "head_dim") is None
+            and all(head)
+        ):
             # If it is null, three rope types of transformers fail; a config that ropext writes sets
             # it.
             self.given = dict(values) | {"head_dim": head[0] // head[1]}
@@ -246,26 +261,26 @@ class Embedding:
         modules = child.text_modules(model, text)
         for _, module in modules:
             names = {name for name in module._buffers if name.endswith("inv_freq")}
-            if names and child.turns(module):
+            if names and child.is_rotation(module):
                 self.modules[type(module).__name__] = type(module)
                 self.is_stored |= not names <= module._non_persistent_buffers_set
-        self.built = child.rotary(modules)
-        self.labels = sorted({one["label"] for one in self.built}, key=_windows_first)
-        self.rope = attribute(text, "rope_parameters") or {}
+        self.built = child.rotary_numbers(modules)
+        self.labels = sorted({one["label"] for one in self.built}, key=_order_of_label)
+        self.rope = config_value(text, "rope_parameters") or {}
 
-    def of(self, values: JsonObject) -> dict[str, list[float]]:
-        """Return the inverse frequencies by label; an empty dict if the class refuses the
-        values."""
+    def inverse_frequencies(self, values: JsonObject) -> dict[str, list[float]]:
+        """Return the inverse frequencies that the type's rotary modules compute from other values,
+        by label; an empty dict if the class refuses them."""
         try:
             config = type(self.text).from_dict(copy.deepcopy(dict(values)))
             built = [(name, module(config)) for name, module in self.modules.items()]
-            return {one["label"]: one["inv_freq"] for one in self.child.rotary(built)}
+            return {one["label"]: one["inv_freq"] for one in self.child.rotary_numbers(built)}
         except Exception:  # the class may refuse a type, a size, or a key
             return {}
 
-    def with_rope(self, entry: JsonObject, labels: Sequence[str]) -> dict[str, Json]:
-        """Return the values with this rope dict; if the type has labels, plain dicts for all other
-        labels."""
+    def values_with_rope(self, entry: JsonObject, labels: Sequence[str]) -> dict[str, Json]:
+        """Return the values of the text config with this rope dict; if the type has labels, plain
+        dicts for all other labels."""
         plain: dict[str, Json] = {"rope_type": "default", "rope_theta": 10000.0}
         if self.labels == [""]:
             return self.values | {"rope_parameters": plain | dict(entry)}
@@ -274,28 +289,32 @@ class Embedding:
             dicts[label] = plain | dict(entry) if label in labels else dict(plain)
         return self.values | {"rope_parameters": dicts}
 
-    def pairs(self, values: JsonObject) -> dict[str, int]:
-        """Return the number of rotated pairs by label."""
-        return {label: len(inv_freq) for label, inv_freq in self.of(values).items()}
+    def pairs_by_label(self, values: JsonObject) -> dict[str, int]:
+        """Return the number of pairs that the type's rotary modules turn, by label."""
+        return {
+            label: len(inv_freq) for label, inv_freq in self.inverse_frequencies(values).items()
+        }
 
 
-def _windows_first(label: str) -> tuple[bool, str]:
+def _order_of_label(label: str) -> tuple[bool, str]:
+    """Return the sort key of a rope dict's label: labels of layers with windows come first."""
     return not WINDOWED.search(label), label
 
 
-def sized_by(embedding: Embedding) -> dict[str, str]:
-    """Return by label the key that sizes the rotation: doubling it changes the number of pairs."""
+def rotation_size_keys(embedding: ProbedEmbedding) -> dict[str, str]:
+    """Return by label the config key that sizes the rotation: doubling it changes the pairs that
+    transformers turns."""
     keys = dict.fromkeys(embedding.labels, "head_dim")
     values = embedding.given
     if "long_factor" in embedding.rope:  # one number for each pair, so no other size is possible
-        values = embedding.with_rope({}, embedding.labels)
-    usual = embedding.pairs(values)
+        values = embedding.values_with_rope({}, embedding.labels)
+    usual = embedding.pairs_by_label(values)
     sizes = dict.fromkeys((key for key in VALUES if HEAD_KEY.search(key)), 64)
     sizes |= embedding.text.to_dict()
     for key, value in sizes.items():
         if not HEAD_KEY.search(key) or type(value) is not int:
             continue
-        doubled = embedding.pairs(values | {key: 2 * value})
+        doubled = embedding.pairs_by_label(values | {key: 2 * value})
         for label, pairs in doubled.items():
             derived = key == "head_dim" and keys[label] != key  # from the key found before
             if pairs != usual.get(label, pairs) and not derived:
@@ -303,47 +322,53 @@ def sized_by(embedding: Embedding) -> dict[str, str]:
     return keys
 
 
-def partial_names(embedding: Embedding) -> list[str]:
-    """Return the names of the partial factor that plain rotation follows; the class's own first.
+def partial_factor_keys(embedding: ProbedEmbedding) -> list[str]:
+    """Return the config keys of the partial factor that transformers' plain rotation follows; the
+    class's own first.
 
     They are top-level keys. If only the rope dict's key has an effect, return that one name; if it
     has none, return no name.
     """
-    inside = embedding.pairs(embedding.with_rope({"partial_rotary_factor": 0.5}, embedding.labels))
-    whole = embedding.pairs(embedding.with_rope({"partial_rotary_factor": 1.0}, embedding.labels))
+    inside = embedding.pairs_by_label(
+        embedding.values_with_rope({"partial_rotary_factor": 0.5}, embedding.labels)
+    )
+    whole = embedding.pairs_by_label(
+        embedding.values_with_rope({"partial_rotary_factor": 1.0}, embedding.labels)
+    )
     if not inside or inside == whole:
         return []
     names = []
     for name in PARTIAL_KEYS:
-        half = embedding.pairs(embedding.values | {name: 0.5})
-        full = embedding.pairs(embedding.values | {name: 1.0})
+        half = embedding.pairs_by_label(embedding.values | {name: 0.5})
+        full = embedding.pairs_by_label(embedding.values | {name: 1.0})
         if half and half != full:
             names.append(name)
-    own_first = sorted(names, key=lambda name: name not in _fields(embedding.text))
+    own_first = sorted(names, key=lambda name: name not in _declared_keys(embedding.text))
     return own_first or ["partial_rotary_factor"]
 
 
-def _fields(config: PreTrainedConfig) -> list[str]:
-    """Return the keys that a config class itself declares."""
+def _declared_keys(config: PreTrainedConfig) -> list[str]:
+    """Return the keys that a config class of transformers itself declares."""
     return list(getattr(type(config), "__dataclass_fields__", {}))
 
 
-def theta_names(embedding: Embedding) -> dict[str, list[str]]:
-    """Return by label the keys outside the rope dicts that its theta follows; the class's own
-    first."""
+def theta_keys(embedding: ProbedEmbedding) -> dict[str, list[str]]:
+    """Return by label the keys outside the rope dicts that transformers' theta follows; the class's
+    own first."""
     names: dict[str, list[str]] = {label: [] for label in embedding.labels}
-    usual = embedding.of(embedding.values)
-    candidates = [key for key in _fields(embedding.text) if THETA_KEY.search(key)]
+    usual = embedding.inverse_frequencies(embedding.values)
+    candidates = [key for key in _declared_keys(embedding.text) if THETA_KEY.search(key)]
     for key in dict.fromkeys((*candidates, "rotary_emb_base", "rope_theta")):
-        built = embedding.of(embedding.values | {key: OTHER_THETA})
+        built = embedding.inverse_frequencies(embedding.values | {key: OTHER_THETA})
         for label, inv_freq in built.items():
             if label in names and inv_freq != usual.get(label):
                 names[label].append(key)
     return names
 
 
-def scaled_dicts(pairs: int) -> dict[str, dict[str, Json]]:
-    """Return one rope dict of each scaled type."""
+def scaled_rope_dicts(pairs: int) -> dict[str, dict[str, Json]]:
+    """Return one rope dict of each scaled type, to see which of them a class of transformers
+    takes."""
     original: dict[str, Json] = {"factor": 4.0, "original_max_position_embeddings": SHORT}
     return {
         "linear": {"factor": 4.0},
@@ -353,13 +378,15 @@ def scaled_dicts(pairs: int) -> dict[str, dict[str, Json]]:
     }
 
 
-def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
-    """Return the rope types that the class takes and that change its frequencies."""
-    plain = embedding.of(embedding.with_rope({}, labels))
+def scaling_rope_types(embedding: ProbedEmbedding, labels: list[str]) -> list[str]:
+    """Return the rope types that a class of transformers takes and that change its frequencies."""
+    plain = embedding.inverse_frequencies(embedding.values_with_rope({}, labels))
     pairs = len(plain.get(labels[0], ())) if labels else 0
     taken = ["default"]
-    for kind, keys in scaled_dicts(pairs).items():
-        built = embedding.of(embedding.with_rope({"rope_type": kind} | keys, labels))
+    for kind, keys in scaled_rope_dicts(pairs).items():
+        built = embedding.inverse_frequencies(
+            embedding.values_with_rope({"rope_type": kind} | keys, labels)
+        )
         if built and all(built.get(label) != plain.get(label) for label in labels):
             taken.append(kind)
     entries = [embedding.rope, *embedding.rope.values()]
@@ -369,22 +396,26 @@ def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
     return taken
 
 
-def has_unscaled_twin(
-    child: ModuleType, config: PreTrainedConfig, cls: type[PreTrainedModel], embedding: Embedding
+def has_unscaled_rotary(
+    child: ModuleType,
+    config: PreTrainedConfig,
+    cls: type[PreTrainedModel],
+    embedding: ProbedEmbedding,
 ) -> bool:
-    """Return whether a second module of the same label keeps its frequencies in a scaled config."""
+    """Return whether a second rotary module of the same label keeps its frequencies when
+    transformers builds a scaled config."""
     before = embedding.built
     flat = embedding.labels == [""]
     if not flat or len(before) < 2:
         return False
     pairs = len(before[0]["inv_freq"])
-    for kind, keys in scaled_dicts(pairs).items():
+    for kind, keys in scaled_rope_dicts(pairs).items():
         scaled = copy.deepcopy(config)
         text = scaled.get_text_config()
         plain: dict[str, Json] = {"rope_theta": 10000.0}
         text.rope_parameters = plain | embedding.rope | {"rope_type": kind} | keys
         try:
-            after = child.rotary(child.text_modules(child.skeleton(cls, scaled), text))
+            after = child.rotary_numbers(child.text_modules(child.empty_model(cls, scaled), text))
         except Exception:  # the class takes another of the types
             continue
         same = [one["inv_freq"] == two["inv_freq"] for one, two in zip(before, after, strict=True)]
@@ -393,8 +424,11 @@ def has_unscaled_twin(
     return False
 
 
-def widths(child: ModuleType, model: PreTrainedModel, text: PreTrainedConfig) -> list[int | None]:
-    """Return by layer how many numbers of keys and values its projections make for each token.
+def cache_widths(
+    child: ModuleType, model: PreTrainedModel, text: PreTrainedConfig
+) -> list[int | None]:
+    """Return by layer how many numbers of keys and values the projections of a built model make for
+    each token.
 
     A layer has None if it has no key projection, or more than one.
     """
@@ -409,12 +443,13 @@ def widths(child: ModuleType, model: PreTrainedModel, text: PreTrainedConfig) ->
         made = [getattr(one, "out_features", 0) for one in (keys, values)]
         one_attention = layer not in found and all(made)
         found[layer] = sum(made) if one_attention else None
-    count = attribute(text, "num_hidden_layers") or 0
+    count = config_value(text, "num_hidden_layers") or 0
     return [found.get(layer) for layer in range(count)]
 
 
 def is_interleaved(code: ModuleType) -> bool:
-    """Return whether a pair is two neighbours, by the source of the functions that rotate."""
+    """Return whether a pair is two neighbours, by the source of the functions in transformers that
+    rotate."""
     for name, function in vars(code).items():
         if not re.search("rotate|rotary|rope", name) or not inspect.isfunction(function):
             continue
@@ -424,23 +459,25 @@ def is_interleaved(code: ModuleType) -> bool:
 
 
 def rotates_only_windows(text: PreTrainedConfig, rotates: Sequence[bool | None]) -> bool:
-    """Return whether layers with windows rotate and no other attention layer does."""
-    kinds = attribute(text, "layer_types") or []
+    """Return whether the layers with windows of a small model rotate and no other attention layer
+    does."""
+    kinds = config_value(text, "layer_types") or []
     seen = {(bool(WINDOWED.search(k)), turns) for k, turns in zip(kinds, rotates, strict=False)}
     return {(True, True), (False, False)} <= seen and (False, True) not in seen
 
 
-def row_of(embedding: Embedding, cls: type[PreTrainedModel]) -> dict[str, Json]:
-    """Return how a rotary type reads its keys, as the fields of a family's row."""
+def family_row(embedding: ProbedEmbedding, cls: type[PreTrainedModel]) -> dict[str, Json]:
+    """Return how transformers' code reads the keys of a rotary type, as the fields of a family's
+    row."""
     text = embedding.text
     code = sys.modules[cls.__module__]
     source = inspect.getsource(code)
-    sizes = sized_by(embedding)
-    thetas = theta_names(embedding)
-    partial = partial_names(embedding)
+    sizes = rotation_size_keys(embedding)
+    thetas = theta_keys(embedding)
+    partial = partial_factor_keys(embedding)
     scaled = [label for label in embedding.labels if not WINDOWED.search(label)]
     row: dict[str, Json] = {
-        "forms": forms_of(embedding, scaled or embedding.labels),
+        "forms": scaling_rope_types(embedding, scaled or embedding.labels),
         "softmax_mscale": "mscale_all_dim" in source,
         "interleaved": is_interleaved(code),
         "masked_lm": auto_class(text) == "AutoModelForMaskedLM",
@@ -451,7 +488,7 @@ def row_of(embedding: Embedding, cls: type[PreTrainedModel]) -> dict[str, Json]:
     row["temperature"] = "rotated channels" if turns_in_part else "whole"
     if embedding.labels != [""]:
         row["labels"] = []
-        pairs = embedding.pairs(embedding.given)
+        pairs = embedding.pairs_by_label(embedding.given)
         still = [key for key in embedding.rope if embedding.rope[key] is None]
         for label in still:
             entry = {"name": label, "windowed": bool(WINDOWED.search(label))}
@@ -462,13 +499,15 @@ def row_of(embedding: Embedding, cls: type[PreTrainedModel]) -> dict[str, Json]:
             entry["default"] = None if sizes[label] in embedding.given else 2 * pairs[label]
             row["labels"].append(entry)
         return row
-    windowed = attribute(text, "sliding_window") is not None or "sliding_window" in _fields(text)
-    row["every_layer_windowed"] = windowed and not attribute(text, "layer_types")
+    windowed = config_value(
+        text, "sliding_window"
+    ) is not None or "sliding_window" in _declared_keys(text)
+    row["every_layer_windowed"] = windowed and not config_value(text, "layer_types")
     return row | {"theta": thetas[""] or ["rope_theta"], "partial": partial, "dim": sizes[""]}
 
 
 def auto_class(config: PreTrainedConfig) -> str:
-    """Return the auto class that loads a type; "" if none lists it."""
+    """Return the auto class of transformers that loads a type; "" if none lists it."""
     import transformers
 
     names = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForImageTextToText")
@@ -479,58 +518,60 @@ def auto_class(config: PreTrainedConfig) -> str:
     return ""
 
 
-def path_to(config: PreTrainedConfig, text: PreTrainedConfig) -> list[str] | None:
-    """Return the keys that lead from a config to its text part; None if it has no such part."""
+def path_to_text_config(config: PreTrainedConfig, text: PreTrainedConfig) -> list[str] | None:
+    """Return the keys that lead from a config of transformers to its text part; None if it has no
+    such part."""
     if config is text:
         return []
     for key in getattr(config, "sub_configs", {}):
         part = getattr(config, key, None)
-        deeper = None if part is None else path_to(part, text)
+        deeper = None if part is None else path_to_text_config(part, text)
         if deeper is not None:
             return [key, *deeper]
     return None
 
 
-def describe(
+def describe_type(
     child: ModuleType, directory: str, config: PreTrainedConfig, cls: type[PreTrainedModel]
 ) -> TypeDescription:
-    """Return the types of a config, how they read their keys, and the numbers of this config."""
+    """Return the child's description of a config's types: how transformers reads their keys, and
+    the numbers of this config."""
     text = config.get_text_config()
-    path = path_to(config, text)
+    path = path_to_text_config(config, text)
     if path is None:
         raise ValueError("its text part has no key of its own")
     values = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
     for key in path:
         values = values.get(key) or {}
-    model = child.skeleton(cls, config)
-    embedding = Embedding(child, model, text, values)
+    model = child.empty_model(cls, config)
+    embedding = ProbedEmbedding(child, model, text, values)
     forward = child.beside("forward")
-    seen: Turning = child.beside("turning").turning(child, forward, model, text)
+    seen: Turning = child.beside("turning").rotating_layers(child, forward, model, text)
     facts: dict[str, Json] = {"scheme": "not computed", "auto_class": auto_class(text)}
     if embedding.modules:
         owners = [m for m in model.modules() if type(getattr(m, "config", None)) is type(text)]
         owner = cls
         if owners and path:
             owner = type(owners[0])
-        row = row_of(embedding, owner)
+        row = family_row(embedding, owner)
         if seen["cancelled"]:
             row["temperature"] = "cancelled"
         row["rotates_only_windows"] = rotates_only_windows(text, seen["rotates"])
         facts |= {"scheme": "rotary", "row": row}
         if embedding.is_stored:
             facts["scheme"] = "hard-coded"
-        elif has_unscaled_twin(child, config, cls, embedding):
+        elif has_unscaled_rotary(child, config, cls, embedding):
             facts["scheme"] = "twin"
         if not row["masked_lm"]:
-            facts["widths"] = widths(child, model, text)
+            facts["widths"] = cache_widths(child, model, text)
         facts |= {"unseen": seen["unseen"], "rotates": seen["rotates"]}
         facts["defaults"] = defaults_of(type(text))
     types = {text.model_type: facts}
     if path:
         added = {}
         if len(path) == 1:  # sub_configs_defaults covers only the parts directly below a class
-            added = added_by(type(config), path[0], text.model_type, type(text))
+            added = values_added_by(type(config), path[0], text.model_type, type(text))
         composite = {"scheme": "composite", "path": path, "text": text.model_type, "added": added}
         types[config.model_type] = composite | {"auto_class": auto_class(config)}
-    computed: BuiltNumbers = child.numbers(model, path)
+    computed: BuiltNumbers = child.module_numbers(model, path)
     return {**computed, "types": types}

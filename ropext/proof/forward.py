@@ -58,8 +58,9 @@ class NotRun(Exception):
     """The reason why a small model of this type does not run."""
 
 
-def layers_of(model: nn.Module, count: int) -> list[nn.Module]:
-    """Return the text model's stack of layers; raise NotRun if there is none of this length."""
+def stack_of_layers(model: nn.Module, count: int) -> list[nn.Module]:
+    """Return the stack of layers of a model that transformers built; raise NotRun if there is none
+    of this length."""
     from torch import nn
 
     for module in model.modules():
@@ -68,9 +69,9 @@ def layers_of(model: nn.Module, count: int) -> list[nn.Module]:
     raise NotRun(f"no stack of {count} layers found")
 
 
-def kind(layer: nn.Module) -> tuple[Hashable, ...]:
-    """Return the modules of a layer with their shapes and settings; layers of one kind have them
-    equal."""
+def kind_of_layer(layer: nn.Module) -> tuple[Hashable, ...]:
+    """Return the modules of a built layer with their shapes and settings; layers of one kind have
+    them equal."""
     parts: list[Hashable] = []
     for name, module in layer.named_modules():
         settings = [
@@ -83,37 +84,44 @@ def kind(layer: nn.Module) -> tuple[Hashable, ...]:
     return tuple(parts)
 
 
-def kinds(layers: Sequence[nn.Module], config: PreTrainedConfig) -> list[Hashable]:
-    """Return the kind of each layer, with the layer's entry in each list of the config that has one
-    for each."""
+def kinds_of_layers(layers: Sequence[nn.Module], config: PreTrainedConfig) -> list[Hashable]:
+    """Return the kind of each built layer, with the layer's entry in each list of the config that
+    has one for each."""
     lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == len(layers)]
-    return [(kind(layer), str([v[index] for v in lists])) for index, layer in enumerate(layers)]
+    return [
+        (kind_of_layer(layer), str([v[index] for v in lists])) for index, layer in enumerate(layers)
+    ]
 
 
-def first_of_each_kind(*models: Sequence[Hashable]) -> int:
-    """Return how many of the first layers include each kind, of the written model and of the
-    base."""
+def count_to_include_each_kind(*models: Sequence[Hashable]) -> int:
+    """Return how many of the first layers a small model needs to include each kind, of the written
+    model and of the base."""
     pairs = list(zip(*models, strict=True))
     return max(map(pairs.index, pairs)) + 1
 
 
-def _heads(key: str, value: int, values: Mapping[str, Json], names: Mapping[str, str]) -> int:
+def _fewer_heads(key: str, value: int, values: Mapping[str, Json], names: Mapping[str, str]) -> int:
+    """Return the number of heads of a small model for a config key: 2 at most, and 1 for shared
+    keys."""
     if KEY_HEADS.search(key):
         queries = values.get(names.get("num_attention_heads", "num_attention_heads"))
         return 2 if value == queries else 1
     return min(value, 2)
 
 
-def _each(value: Json, change: Callable[[int], int]) -> Json:
-    """Change a number, or every number of a list; return any other value unchanged."""
+def _change_numbers(value: Json, change: Callable[[int], int]) -> Json:
+    """Return a config value of a small model: a number, or every number of a list, changed; any
+    other value unchanged."""
     if isinstance(value, list):
-        return [_each(one, change) for one in value]
+        return [_change_numbers(one, change) for one in value]
     return change(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def narrow(config: PreTrainedConfig, layers: int, count: int, heads_too: bool) -> PreTrainedConfig:
-    """Return the same config with `count` layers, a small vocabulary, few experts and narrow
-    feed-forwards.
+def narrow_config(
+    config: PreTrainedConfig, layers: int, count: int, heads_too: bool
+) -> PreTrainedConfig:
+    """Return the config of a small model: `count` layers, a small vocabulary, few experts and
+    narrow feed-forwards.
 
     With `heads_too` it has fewer heads and a smaller hidden size, too.
     """
@@ -134,33 +142,33 @@ def narrow(config: PreTrainedConfig, layers: int, count: int, heads_too: bool) -
         if key in (hidden_key, "hidden_size"):
             value = wide
         elif "vocab_size" in key:
-            value = _each(value, lambda n: min(n, NARROW))
+            value = _change_numbers(value, lambda n: min(n, NARROW))
         elif TOKEN_IDS.search(key):
             value = None if value is None else 0
         elif key == names.get("num_hidden_layers", "num_hidden_layers"):
             value = count
         elif FEED_FORWARD.search(key) and "mamba" not in key:
-            value = _each(value, lambda n: min(n, NARROW))
+            value = _change_numbers(value, lambda n: min(n, NARROW))
         elif CHOSEN.search(key):
-            value = _each(value, lambda n: min(n, 2))
+            value = _change_numbers(value, lambda n: min(n, 2))
         elif EXPERTS.search(key) and "shared" not in key:
-            value = _each(value, lambda n: min(n, 4))
+            value = _change_numbers(value, lambda n: min(n, 4))
         elif key in ("n_group", "topk_group", "num_expert_group"):
             value = value and 1
         elif heads_too and STATE_HEADS.search(key):
-            value = _each(value, lambda n: max(1, n * wide // hidden))
+            value = _change_numbers(value, lambda n: max(1, n * wide // hidden))
         elif heads_too and (KEY_HEADS.search(key) or QUERY_HEADS.search(key) or key == heads_key):
             kept = config.to_dict()
-            value = _each(value, partial(_heads, key, values=kept, names=names))
+            value = _change_numbers(value, partial(_fewer_heads, key, values=kept, names=names))
         values[key] = value
     if shared:
         values["num_kv_shared_layers"] = max(0, count - (layers - shared))
     return type(config).from_dict(values)
 
 
-def fill(model: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give every parameter memory and a value: the value that `known` has under its name, else a
-    random one.
+def fill_parameters(model: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give every parameter of a small model memory and a value: the value that `known` has under
+    its name, else a random one.
 
     Return the parameters by name.
     """
@@ -185,16 +193,17 @@ def fill(model: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def positions(context: int, target: int) -> list[int]:
-    """Return positions inside the old context, beyond it, and up to the target's last."""
+def positions_to_read(context: int, target: int) -> list[int]:
+    """Return the positions that a small model reads: inside the old context, beyond it, and up to
+    the target's last."""
     wanted = {0, 1, 2, 3, context // 2, context - 1, context, context + 1}
     wanted |= {(context + target) // 2, target - 2, target - 1}
     return sorted(p for p in wanted if 0 <= p < max(context + 2, target))
 
 
-def owner(model: nn.Module, text: PreTrainedConfig) -> PreTrainedModel:
-    """Return the outermost module that is the text model by itself; raise NotRun if there is
-    none."""
+def text_model_of(model: nn.Module, text: PreTrainedConfig) -> PreTrainedModel:
+    """Return the outermost module of a built model that is the text model by itself; raise NotRun
+    if there is none."""
     from transformers import PreTrainedModel
 
     for _, module in model.named_modules():
@@ -203,8 +212,8 @@ def owner(model: nn.Module, text: PreTrainedConfig) -> PreTrainedModel:
     raise NotRun("its text part is no model of its own")
 
 
-def near(number: float, wanted: float, bound: float) -> float:
-    """Return the number that transformers computed if it is within the bound, else the wanted one.
+def number_within(number: float, wanted: float, bound: float) -> float:
+    """Return the number that transformers computed if it is within the bound, else the planned one.
 
     At a million tokens an angle magnifies the last bit of a float32 frequency.
     """
@@ -212,10 +221,15 @@ def near(number: float, wanted: float, bound: float) -> float:
     return number if same else wanted
 
 
-def site_of(label: str, inv_freq: Sequence[float], sites: Sequence[WantedNumbers]) -> WantedNumbers:
-    """Return the planned site nearest to a module, by the measure that compares the numbers."""
+def nearest_site(
+    label: str, inv_freq: Sequence[float], sites: Sequence[WantedNumbers]
+) -> WantedNumbers:
+    """Return the planned site nearest to a rotary module of a small model, by the measure that
+    compares the numbers."""
 
     def off(site: WantedNumbers) -> float:
+        """Return the largest relative difference of a planned site's frequencies from the
+        module's."""
         if len(site["inv_freq"]) != len(inv_freq):
             return float("inf")
         pairs = zip(inv_freq, site["inv_freq"], strict=True)
@@ -224,15 +238,17 @@ def site_of(label: str, inv_freq: Sequence[float], sites: Sequence[WantedNumbers
     return min((s for s in sites if label in ("", s["label"])), key=off)
 
 
-def _given(numbers: Tensor, factor: float, config: PreTrainedConfig) -> tuple[Tensor, float]:
-    """Return these numbers for a rotary module, whatever its config."""
+def _planned_numbers(
+    numbers: Tensor, factor: float, config: PreTrainedConfig
+) -> tuple[Tensor, float]:
+    """Return the planned numbers for a rotary module of a small model, whatever its config."""
     return numbers, factor
 
 
-def set_numbers(
+def set_rotary_numbers(
     base: NamedModules, after: Mapping[str, nn.Module], sites: Sequence[WantedNumbers]
 ) -> None:
-    """Write the plan's numbers into the rotary modules of the base's model."""
+    """Write the plan's numbers into the rotary modules of the base's small model."""
     import torch
 
     for name, module in base:
@@ -243,11 +259,11 @@ def set_numbers(
             label = prefix.rstrip("_")
             twin = after[name]
             inv_freq = getattr(twin, buffer).double().tolist()
-            site = site_of(label, inv_freq, sites)
+            site = nearest_site(label, inv_freq, sites)
             pairs = zip(inv_freq, site["inv_freq"], strict=True)
-            numbers = torch.tensor([near(f, w, site["bound"]) for f, w in pairs])
+            numbers = torch.tensor([number_within(f, w, site["bound"]) for f, w in pairs])
             factor = getattr(twin, f"{prefix}attention_scaling", site["attention_factor"])
-            factor = near(float(factor), site["attention_factor"], site["bound"])
+            factor = number_within(float(factor), site["attention_factor"], site["bound"])
             for copied in (buffer, f"{prefix}original_inv_freq"):
                 if copied in module._buffers:
                     module._buffers[copied] = numbers.clone()
@@ -256,7 +272,7 @@ def set_numbers(
                 setattr(module, f"{prefix}attention_scaling", factor)
             attributes = vars(module)
             if hasattr(module, "rope_init_fn"):
-                attributes["rope_init_fn"] = partial(_given, numbers, factor)
+                attributes["rope_init_fn"] = partial(_planned_numbers, numbers, factor)
             kinds_by_label = getattr(module, "rope_type", None)
             if isinstance(kinds_by_label, dict):  # else it would recompute them
                 attributes["rope_type"] = kinds_by_label | {label: "default"}
@@ -264,25 +280,25 @@ def set_numbers(
                 attributes["rope_type"] = "default"
 
 
-def set_softmax(
+def set_softmax_factors(
     base: Mapping[str, nn.Module],
     was: Sequence[BuiltAttention],
     now: Sequence[BuiltAttention],
     sites: Sequence[WantedNumbers],
 ) -> None:
-    """Write the plan's softmax factors into the attention modules of the base's model."""
+    """Write the plan's softmax factors into the attention modules of the base's small model."""
     after = {entry["module"]: entry["softmax_factor"] for entry in now}
     for entry in was:
         built = after[entry["module"]]
         wanted = min((s["softmax_factor"] for s in sites), key=lambda w: abs(w - built))
-        ratio = near(built, wanted, sites[0]["bound"]) / entry["softmax_factor"]
+        ratio = number_within(built, wanted, sites[0]["bound"]) / entry["softmax_factor"]
         module = base[entry["module"]]
         name = "scaling" if hasattr(module, "scaling") else "softmax_scale"
         if abs(ratio - 1) > 1e-9:
             setattr(module, name, getattr(module, name) * ratio)
 
 
-class Small:
+class SmallModel:
     """A small model, with the numbers that the child reads from it."""
 
     child: ModuleType
@@ -291,21 +307,26 @@ class Small:
     def __init__(
         self, child: ModuleType, cls: type[PreTrainedModel], config: PreTrainedConfig
     ) -> None:
+        """Build a small model from a narrow config, without weights."""
         self.child = child
-        self.model: PreTrainedModel = child.skeleton(cls, config)
+        self.model: PreTrainedModel = child.empty_model(cls, config)
         self.modules = child.text_modules(self.model, child.text_config(self.model.config, []))
 
-    def rotary(self) -> list[BuiltRotary]:
-        embeddings: list[BuiltRotary] = self.child.rotary(self.modules)
+    def rotary_numbers(self) -> list[BuiltRotary]:
+        """Return the numbers of the small model's rotary modules, as the child process reads
+        them."""
+        embeddings: list[BuiltRotary] = self.child.rotary_numbers(self.modules)
         return embeddings
 
-    def attention(self) -> list[BuiltAttention]:
-        factors: list[BuiltAttention] = self.child.attention(self.model, self.modules, [])
+    def attention_factors(self) -> list[BuiltAttention]:
+        """Return the softmax factors of the small model's attention modules, as the child process
+        reads them."""
+        factors: list[BuiltAttention] = self.child.attention_factors(self.model, self.modules, [])
         return factors
 
-    def run(self, where: list[int]) -> Tensor:
-        """Return the outputs at these positions; each token sees those before it, as in one
-        document.
+    def outputs_at(self, where: list[int]) -> Tensor:
+        """Return the small model's outputs at these positions; each token sees those before it, as
+        in one document.
 
         Raise NotRun if the forward takes no positions, ArithmeticError if an output is not finite.
         """
@@ -313,7 +334,10 @@ class Small:
 
         last = -1  # position that any rotary module was given
 
-        def see(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        def see_position(
+            module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+        ) -> None:
+            """Note the largest position that a rotary module of the small model receives."""
             nonlocal last
             for value in (*args, *kwargs.values()):
                 if isinstance(value, torch.Tensor) and not value.is_floating_point():
@@ -321,7 +345,7 @@ class Small:
 
         for _, module in self.modules:
             if any(name.endswith("inv_freq") for name in module._buffers):
-                module.register_forward_pre_hook(see, with_kwargs=True)
+                module.register_forward_pre_hook(see_position, with_kwargs=True)
         row = torch.tensor([where])
         with torch.no_grad():
             out: torch.Tensor = self.model(
@@ -337,36 +361,44 @@ class Small:
         return out
 
 
-def reason_of(child: ModuleType, error: Exception) -> str:
-    """Return the sentence of a NotRun, or the child's sentence about any other exception."""
-    return str(error) if isinstance(error, NotRun) else child.sentence_of(error)
+def reason_not_run(child: ModuleType, error: Exception) -> str:
+    """Return why a small model did not run: the sentence of a NotRun, or the child's sentence about
+    another exception."""
+    return str(error) if isinstance(error, NotRun) else child.sentence_of_error(error)
 
 
-def apart(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference, relative to the largest output."""
+def output_difference(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference between the outputs of two small models, relative to the
+    largest output."""
     return float((one - other).abs().max() / one.abs().max())
 
 
-def compare(
-    base: Small, after: Small, sites: Sequence[WantedNumbers], where: list[int], have: Tensor
+def compare_small_models(
+    base: SmallModel,
+    after: SmallModel,
+    sites: Sequence[WantedNumbers],
+    where: list[int],
+    have: Tensor,
 ) -> float:
-    """Return the largest difference of the written model's outputs from the base's with the plan's
-    numbers.
+    """Return the largest difference of the written config's small model from the base's with the
+    plan's numbers.
 
     Raise NotRun if the base's rotary module would overwrite those numbers in every pass.
     """
-    set_numbers(base.modules, dict(after.modules), sites)
-    set_softmax(dict(base.modules), base.attention(), after.attention(), sites)
-    for mine, wanted in zip(base.rotary(), after.rotary(), strict=True):
+    set_rotary_numbers(base.modules, dict(after.modules), sites)
+    set_softmax_factors(
+        dict(base.modules), base.attention_factors(), after.attention_factors(), sites
+    )
+    for mine, wanted in zip(base.rotary_numbers(), after.rotary_numbers(), strict=True):
         factor = wanted["attention_factor"]
-        planned = site_of(wanted["label"], wanted["inv_freq"], sites)["attention_factor"]
+        planned = nearest_site(wanted["label"], wanted["inv_freq"], sites)["attention_factor"]
         if abs(mine["attention_factor"] - factor) > 1e-4 and abs(planned / factor - 1) < 1e-4:
             raise NotRun("the base's rotary module computes its numbers anew in every pass")
-    return apart(base.run(where), have)
+    return output_difference(base.outputs_at(where), have)
 
 
 def first_that_runs(attempt: Callable[[bool], Ran]) -> Ran:
-    """Return the result of an attempt with a narrow small model, or else with all of its heads.
+    """Return the result of a small model with few heads, or else of one with all heads.
 
     Raise the error of the first attempt if both fail.
     """
@@ -386,59 +418,60 @@ def run_small_models(
     job: DirectoryJob,
     full: Collection[BuiltRotary],
 ) -> PassAnswer:
-    """Run the small models of the written config and of the base's, if given; return the answer.
+    """Run the small models of the written config and of the base's, if given; return the child's
+    answer.
 
     `failed` is set if only the written config's model fails. Raise NotRun if the base's cannot run.
     """
-    where = positions(job["context"], job["target"])
-    after = Small(child, cls, texts[0])
+    where = positions_to_read(job["context"], job["target"])
+    after = SmallModel(child, cls, texts[0])
     answer: PassAnswer = {"last": where[-1], "difference": None, "note": None}
     parameters = sum(p.numel() for p in after.model.parameters())
     if parameters > MOST_PARAMETERS:
         raise NotRun(f"its smallest form has {parameters} parameters")
-    numbers = {tuple(one["inv_freq"]) for one in after.rotary()}
+    numbers = {tuple(one["inv_freq"]) for one in after.rotary_numbers()}
     if not numbers or not numbers <= {tuple(one["inv_freq"]) for one in full}:
         raise NotRun("a narrow copy of it rotates differently")
     if len(texts) == 1:
-        fill(after.model, {})
-        after.run(where)
+        fill_parameters(after.model, {})
+        after.outputs_at(where)
         answer["note"] = "finite; the base is not at hand to compare with"
         return answer
-    base = Small(child, cls, texts[1])
-    known = fill(base.model, {})
+    base = SmallModel(child, cls, texts[1])
+    known = fill_parameters(base.model, {})
     try:
-        old = base.run(where)
+        old = base.outputs_at(where)
     except Exception as error:
-        raise NotRun(f"the base's own small model fails: {reason_of(child, error)}") from error
-    fill(after.model, known)
+        raise NotRun(f"the base's own small model fails: {reason_not_run(child, error)}") from error
+    fill_parameters(after.model, known)
     try:
-        new = after.run(where)
+        new = after.outputs_at(where)
     except Exception as error:
-        answer["failed"] = reason_of(child, error)
+        answer["failed"] = reason_not_run(child, error)
         return answer
-    answer["moved"] = apart(old, new)
+    answer["moved"] = output_difference(old, new)
     if not answer["moved"]:
-        frequencies = [one["inv_freq"] for one in base.rotary()]
+        frequencies = [one["inv_freq"] for one in base.rotary_numbers()]
         why = "not compared: no output depends on the rotation"
-        if frequencies == [one["inv_freq"] for one in after.rotary()]:
+        if frequencies == [one["inv_freq"] for one in after.rotary_numbers()]:
             why = "equal to the base's, whose frequencies it has"
         answer["note"] = f"finite; {why}"
         return answer
     try:
-        answer["difference"] = compare(base, after, job["sites"], where, new)
+        answer["difference"] = compare_small_models(base, after, job["sites"], where, new)
     except NotRun as reason:
         answer["note"] = f"finite; not compared: {reason}"
     return answer
 
 
-def forward(
+def run_forward_pass(
     child: ModuleType,
     models: Sequence[PreTrainedModel],
     job: DirectoryJob,
     full: Collection[BuiltRotary],
 ) -> PassAnswer:
-    """Return the result of one pass of a small model: `reason` if it did not run, `failed` if the
-    written config fails.
+    """Return the child's answer about one pass of a small model: `reason` if it did not run,
+    `failed` if the written config fails.
 
     `models` holds the written config's model, then the base's if there is one. A reason is never a
     failure: it explains which part of this type cannot be made small.
@@ -447,13 +480,14 @@ def forward(
     answer: PassAnswer = {"reason": None, "failed": None, "layers": 0}
     try:
         texts = [child.text_config(model.config, path) for model in models]
-        parts = list(map(owner, models, texts))
+        parts = list(map(text_model_of, models, texts))
         count = texts[0].num_hidden_layers
-        stacks = [layers_of(one, count) for one in parts]
-        chosen = first_of_each_kind(*map(kinds, stacks, texts))
+        stacks = [stack_of_layers(one, count) for one in parts]
+        chosen = count_to_include_each_kind(*map(kinds_of_layers, stacks, texts))
 
         def attempt(heads_too: bool) -> PassAnswer:
-            narrowed = [narrow(text, count, chosen, heads_too) for text in texts]
+            """Run the small models with few heads, or with all of them."""
+            narrowed = [narrow_config(text, count, chosen, heads_too) for text in texts]
             return run_small_models(child, type(parts[0]), narrowed, job, full)
 
         done = first_that_runs(attempt)
@@ -461,12 +495,12 @@ def forward(
         done["of"] = count
         return answer | done
     except Exception as error:
-        answer["reason"] = reason_of(child, error)
+        answer["reason"] = reason_not_run(child, error)
         return answer
 
 
-def shallow(config: PreTrainedConfig, path: Sequence[str]) -> PreTrainedConfig:
-    """Return a copy of the config with one layer in each of its counts of layers."""
+def config_with_one_layer(config: PreTrainedConfig, path: Sequence[str]) -> PreTrainedConfig:
+    """Return a copy of a config of transformers with one layer in each of its counts of layers."""
     cut = copy.deepcopy(config)
     part = cut
     for key in path:
@@ -477,21 +511,22 @@ def shallow(config: PreTrainedConfig, path: Sequence[str]) -> PreTrainedConfig:
     return cut
 
 
-def load(
+def load_one_layer(
     cls: type[PreTrainedModel],
     config: PreTrainedConfig,
     directory: str,
     path: Sequence[str],
     trust_remote_code: bool,
 ) -> tuple[PreTrainedModel, str]:
-    """Load the model with its weights: one layer of it, or all if the class cannot be built with
-    one.
+    """Load one layer of a written model with its weights by transformers, or all layers if the
+    class cannot be built with one.
 
     Return the model and the name of that part.
     """
     import torch
 
     def built(config: PreTrainedConfig) -> PreTrainedModel:
+        """Return the model that transformers loads from the directory with this config."""
         model: PreTrainedModel = cls.from_pretrained(
             directory,
             config=config,
@@ -503,18 +538,19 @@ def load(
         return model
 
     try:
-        return built(shallow(config, path)), "its first layer"
+        return built(config_with_one_layer(config, path)), "its first layer"
     except Exception:  # a list for each layer, a pattern of layers: the whole model then
         return built(config), "the whole model"
 
 
-def read_last(
+def read_to_last_position(
     cls: type[PreTrainedModel],
     config: PreTrainedConfig,
     job: DirectoryJob,
     trust_remote_code: bool,
 ) -> ReadAnswer:
-    """Return whether transformers reads so many tokens with finite outputs."""
+    """Return the child's answer whether a model without rotation reads tokens up to its last
+    position with finite outputs."""
     import torch
 
     length = job["last"]
@@ -523,7 +559,7 @@ def read_last(
     length = min(length, SQUARE) if job["listen"] else length
     if length > LONGEST:
         return {"failed": None, "said": f"forward not run: more than {LONGEST} tokens"}
-    model, said = load(cls, config, job["directory"], path, trust_remote_code)
+    model, said = load_one_layer(cls, config, job["directory"], path, trust_remote_code)
     names = ("text_model", "language_model", "decoder") if path else ()
     part = next((getattr(model, name) for name in names if hasattr(model, name)), model)
     vocab = part.config.get_text_config().vocab_size
@@ -531,7 +567,7 @@ def read_last(
     ids = first + torch.arange(length)[None] % (vocab - first)
     inputs = {"input_ids": ids}
     if job["listen"]:
-        listen(part, length, changes)
+        note_distances(part, length, changes)
         if "decoder_input_ids" in inspect.signature(part.forward).parameters:
             inputs["decoder_input_ids"] = ids
     try:
@@ -552,14 +588,18 @@ def read_last(
     return {"failed": None, "said": said, "told": changes, "read": length}
 
 
-def listen(model: nn.Module, length: int, heard: dict[str, list[int]]) -> None:
-    """Note the distances at which each module receives a new value.
+def note_distances(model: nn.Module, length: int, heard: dict[str, list[int]]) -> None:
+    """Note the distances of two tokens at which each attention module of transformers receives a
+    new value.
 
     T5's bias looks its buckets up; DeBERTa's and XLNet's layers receive distances as an argument.
     """
     names = {module: name for name, module in model.named_modules()}
 
-    def hear(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
+    def note_changes(
+        module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
+    ) -> None:
+        """Note the distances at which the values change that one attention module receives."""
         given = kwargs.get("relative_pos", kwargs.get("r"))
         given = args[0] if names[module].endswith("relative_attention_bias") else given
         if given is None or (len(given) != 2 * length and given.shape[-2:] != (length, length)):
@@ -571,4 +611,4 @@ def listen(model: nn.Module, length: int, heard: dict[str, list[int]]) -> None:
         heard[names[module]] = [0, *(change for change in changes.tolist() if change < length - 1)]
 
     for module in names:
-        module.register_forward_pre_hook(hear, with_kwargs=True)
+        module.register_forward_pre_hook(note_changes, with_kwargs=True)

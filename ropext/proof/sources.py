@@ -15,7 +15,8 @@ from ropext.scaling.tables import Growth
 
 
 def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
-    """Return the source of the output `title` that a plan makes of a model.
+    """Return how the output `title` of a plan is written and then proved by transformers in a child
+    process.
 
     A GGUF gives a file; any other snapshot gives a directory, with grown tables if the plan grows
     them.
@@ -27,13 +28,15 @@ def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -
         return FileSource(as_file(snapshot), plan.main, plan.target)
 
     def card(proved: JsonObject | None) -> Card:
+        """Return the model card of the output with the result of the proof."""
         return card_of(plan, BaseName.of(snapshot), title, proved)
 
     growth = plan.growth
     if growth is not None:
-        return _of_tables(snapshot, plan, growth, card, call)
+        return _table_source(snapshot, plan, growth, card, call)
 
     def prove(directory: Path) -> JsonObject:
+        """Compare the model that transformers builds from the written directory with the plan."""
         call.hooks.say("verifying: transformers builds the model from the written config")
         own_code = call.trust_remote_code
         return proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
@@ -41,19 +44,22 @@ def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -
     return DirectorySource(snapshot, plan.config, prove, card)
 
 
-def _of_tables(
+def _table_source(
     snapshot: Snapshot,
     plan: ExtensionPlan,
     growth: Growth,
     card: Callable[[JsonObject | None], Card],
     call: Call,
 ) -> DirectorySource:
-    """Return the source of a checkpoint that rotates nothing."""
+    """Return how the checkpoint of a model that rotates nothing is written and then proved by
+    transformers."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 
     position_tables = growing.find_tables(snapshot, growth.positions)
 
     def prove(directory: Path) -> JsonObject:
+        """Compare the bytes of the other tensors with the base's, then the model of transformers
+        with the plan."""
         call.hooks.say(
             "verifying: the bytes of all other tensors are compared, then transformers loads "
             "the result"
@@ -65,6 +71,8 @@ def _of_tables(
         return {**compared, **proved}
 
     def write_anew(directory: Path, show: Show) -> list[str]:
+        """Write the weight files with grown position tables; return notes about tensors that are
+        left out."""
         stale = growing.grow_files(snapshot, directory, growth, position_tables, show)
         why = "left out; transformers builds this buffer itself, at the new length"
         return [f"{name}: {why}" for name in stale]

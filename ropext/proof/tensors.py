@@ -49,8 +49,9 @@ UNCONVERTED = re.compile(r"^([\w.]+)\s*\|.*CONVERSION", re.MULTILINE)
 INTEGER = re.compile(r"[UI]\d+|F4|F6.*|F8_E8M0")
 
 
-def weight_files(directory: str) -> list[Path]:
-    """List the files that transformers loads: the single file, or the shards of the index."""
+def loaded_weight_files(directory: str) -> list[Path]:
+    """List the weight files of a directory that transformers loads: the single file, or the shards
+    of the index."""
     single = Path(directory, "model.safetensors")
     index = single.with_name("model.safetensors.index.json")
     if single.exists():
@@ -61,10 +62,11 @@ def weight_files(directory: str) -> list[Path]:
     return [single.with_name(name) for name in sorted(set(shards))]
 
 
-def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
-    """Map the name of every tensor that transformers loads to its dtype and shape."""
+def stored_tensors(directory: str) -> dict[str, tuple[str, list[int]]]:
+    """Return the dtype and the shape of every stored tensor that transformers loads, by its
+    name."""
     tensors: dict[str, tuple[str, list[int]]] = {}
-    for path in weight_files(directory):
+    for path in loaded_weight_files(directory):
         with open(path, "rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
             table = json.loads(stream.read(size))
@@ -73,10 +75,10 @@ def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
     return tensors
 
 
-def load_empty(
+def load_empty_tensors(
     cls: type[PreTrainedModel], config: PreTrainedConfig, state: Mapping[str, object]
 ) -> tuple[PreTrainedModel | None, Fates]:
-    """Load these tensors by from_pretrained; return the model and its report on them.
+    """Load empty tensors by transformers' from_pretrained; return the model and its report on them.
 
     from_pretrained names the tensors that it cannot convert only in its log, and then raises. In
     this case return no model, and these names in the report.
@@ -113,8 +115,10 @@ def load_empty(
     return model, {**info, "unconverted": []}
 
 
-def sources(model: PreTrainedModel, stored: Mapping[str, list[str]]) -> dict[str, Sources]:
-    """Map each parameter to the stored names that fill it, as transformers does when it loads this
+def stored_names_by_parameter(
+    model: PreTrainedModel, stored: Mapping[str, list[str]]
+) -> dict[str, Sources]:
+    """Return the stored tensors that fill each parameter, as transformers does when it loads this
     model (`convert_and_load_state_dict_in_model`)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
@@ -154,8 +158,11 @@ def sources(model: PreTrainedModel, stored: Mapping[str, list[str]]) -> dict[str
     return filled
 
 
-def find_twice(filled: Mapping[str, Sources], directory: str) -> tuple[str, list[str]] | None:
-    """Find a parameter whose elements two stored names fill; return it with the names.
+def find_parameter_filled_twice(
+    filled: Mapping[str, Sources], directory: str
+) -> tuple[str, list[str]] | None:
+    """Return a parameter of transformers' model whose elements two stored tensors fill, with their
+    names; None if there is none.
 
     Names that transformers does not convert may repeat a parameter if their bytes are equal.
     """
@@ -169,7 +176,7 @@ def find_twice(filled: Mapping[str, Sources], directory: str) -> tuple[str, list
                 return parameter, names
             if len(names) > 1:
                 repeated.append((parameter, names))
-    holder = holders(directory) if repeated else {}
+    holder = files_by_tensor(directory) if repeated else {}
     for parameter, names in repeated:
         first, *others = [holder[name].get_tensor(name) for name in names]
         if not all(same_bytes(first, other) for other in others):
@@ -178,7 +185,7 @@ def find_twice(filled: Mapping[str, Sources], directory: str) -> tuple[str, list
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape and bytes."""
+    """Return whether two stored tensors have the same dtype, shape and bytes."""
     import torch
 
     if (one.dtype, one.shape) != (other.dtype, other.shape):
@@ -186,14 +193,15 @@ def same_bytes(one: Tensor, other: Tensor) -> bool:
     return one.reshape(-1).view(torch.uint8).equal(other.reshape(-1).view(torch.uint8))
 
 
-def compared(
+def compare_stored_tensors(
     cls: type[PreTrainedModel],
     config: PreTrainedConfig,
     directory: str,
     table: dict[str, tuple[str, list[int]]],
     quantised: bool,
 ) -> ComparedTensors:
-    """Load the headers' tensors, empty on the meta device, by transformers' own from_pretrained.
+    """Compare the tensors of a directory with the model that transformers loads from them, empty on
+    the meta device.
 
     Its key conversion (renaming, stacking of experts, fusing, tying) then runs on names and shapes.
     A packed tensor gets no elements, so that transformers names it but compares nothing.
@@ -213,10 +221,10 @@ def compared(
             shape = [0] * max(len(shape), 2)
         state[name] = torch.empty(shape, device="meta")
         stored.setdefault(name, []).append(own_name)
-    model, info = load_empty(cls, config, state)
+    model, info = load_empty_tensors(cls, config, state)
     twice = None
     if model is not None:
-        twice = find_twice(sources(model, stored), directory)
+        twice = find_parameter_filled_twice(stored_names_by_parameter(model, stored), directory)
     missing = set(info["missing_keys"])
     unexpected = set(info["unexpected_keys"])
     misshapen = [(n, list(a), list(b)) for n, a, b in info["mismatched_keys"] if 0 not in a]
@@ -236,11 +244,12 @@ def compared(
     }
 
 
-def holders(directory: str) -> dict[str, StoredTensors]:
-    """Map each stored name to its open file: a file that transformers loads, else any other."""
+def files_by_tensor(directory: str) -> dict[str, StoredTensors]:
+    """Return the open safetensors file of each stored tensor: a file that transformers loads, else
+    any other."""
     from safetensors import safe_open
 
-    loaded = weight_files(directory)
+    loaded = loaded_weight_files(directory)
     paths = sorted(set(Path(directory).glob("*.safetensors")) - set(loaded))
     files: list[StoredTensors] = [safe_open(path, "pt") for path in [*paths, *loaded]]
     holder = {}
@@ -250,12 +259,14 @@ def holders(directory: str) -> dict[str, StoredTensors]:
     return holder
 
 
-def untied(cls: type[PreTrainedModel], config: PreTrainedConfig, directory: str) -> list[str]:
+def differing_tied_tensors(
+    cls: type[PreTrainedModel], config: PreTrainedConfig, directory: str
+) -> list[str]:
     """Return the pairs of stored tensors that the config ties although their values differ."""
     ties = getattr(cls, "_tied_weights_keys", None)
     if not getattr(config.get_text_config(), "tie_word_embeddings", False) or not ties:
         return []
-    holder = holders(directory)
+    holder = files_by_tensor(directory)
     pairs = []
     for one, other in dict(ties).items():
         if one in holder and other in holder:

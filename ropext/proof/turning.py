@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from ropext.proof.answers import Turning
-    from ropext.proof.forward import Small
+    from ropext.proof.forward import SmallModel
 
     Arguments = tuple[object, ...]
     Keywords = dict[str, object]
@@ -27,25 +27,27 @@ MOVED = 1e-6  # relative to an attention's largest output; float32 alone moves l
 CANCELLED = 1e-3
 
 
-class FirstPass:
+class AttentionCall:
     """The input and the output of an attention module in the first pass."""
 
     def __init__(self, args: Arguments, kwargs: Keywords) -> None:
+        """Keep the arguments that an attention module of a small model received."""
         self.args = args
         self.kwargs = kwargs
         self.out: Tensor | None = None
 
 
-def _doubled(
+def _double_rotation(
     module: nn.Module, args: Arguments, output: Tensor | tuple[Tensor, ...]
 ) -> Tensor | tuple[Tensor, ...]:
-    """Double a rotary module's output: cosine and sine, or the complex number of both."""
+    """Double the output of a small model's rotary module: cosine and sine, or the complex number of
+    both."""
     if isinstance(output, tuple):
         return tuple(2 * each for each in output)
     return 2 * output
 
 
-class Listener:
+class AttentionListener:
     """Hooks on a model's attention modules for two passes at different positions.
 
     In the second pass each module gets the hidden states of the first. `moved` then holds, by
@@ -53,7 +55,8 @@ class Listener:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.seen: dict[nn.Module, FirstPass] = {}
+        """Register hooks on the outermost attention modules of a small model."""
+        self.seen: dict[nn.Module, AttentionCall] = {}
         self.names: dict[nn.Module, str] = {}
         self.moved: dict[int, bool] = {}
         attentions = {}
@@ -67,16 +70,17 @@ class Listener:
         for module, name in attentions.items():
             if module not in inner:
                 self.names[module] = name
-                module.register_forward_pre_hook(self.enter, with_kwargs=True)
-                module.register_forward_hook(self.leave)
+                module.register_forward_pre_hook(self.give_first_input, with_kwargs=True)
+                module.register_forward_hook(self.compare_outputs)
 
-    def enter(
+    def give_first_input(
         self, module: nn.Module, args: Arguments, kwargs: Keywords
     ) -> tuple[Arguments, Keywords] | None:
-        """Give the second pass the input of the first one, except for the positions."""
+        """Give an attention module in the second pass its input of the first one, except for the
+        positions."""
         first = self.seen.get(module)
         if first is None:
-            self.seen[module] = FirstPass(args, kwargs)
+            self.seen[module] = AttentionCall(args, kwargs)
             return None
         if "position_embeddings" in kwargs:
             turned = {"position_embeddings": kwargs["position_embeddings"]}
@@ -85,10 +89,11 @@ class Listener:
             return args, kwargs | {"hidden_states": first.kwargs["hidden_states"]}
         return (first.args[0], *args[1:]), kwargs
 
-    def leave(
+    def compare_outputs(
         self, module: nn.Module, args: Arguments, output: Tensor | tuple[Tensor, ...]
     ) -> None:
-        """Compare an output with the first pass's output."""
+        """Compare the output of a small model's attention module with its output in the first
+        pass."""
         out = output
         if isinstance(out, tuple):
             out = out[0]
@@ -101,53 +106,54 @@ class Listener:
         self.moved[layer] = self.moved.get(layer, False) or far
 
 
-def small_model(
+def narrow_model(
     child: ModuleType, forward: ModuleType, model: PreTrainedModel, text: PreTrainedConfig
-) -> tuple[Small, int]:
-    """Build a narrow model of the text part with random weights; return it and its number of
-    layers.
+) -> tuple[SmallModel, int]:
+    """Return a narrow model of the text part with random weights, and its number of layers.
 
     Raise the first error if no narrow form runs.
     """
-    part = forward.owner(model, text)
+    part = forward.text_model_of(model, text)
     count = text.num_hidden_layers
-    stack = forward.layers_of(part, count)
-    chosen = forward.first_of_each_kind(forward.kinds(stack, text))
+    stack = forward.stack_of_layers(part, count)
+    chosen = forward.count_to_include_each_kind(forward.kinds_of_layers(stack, text))
 
-    def attempt(heads_too: bool) -> Small:
-        config = forward.narrow(text, count, chosen, heads_too)
-        small: Small = forward.Small(child, type(part), config)
+    def attempt(heads_too: bool) -> SmallModel:
+        """Run a small model with few heads, or with all of them."""
+        config = forward.narrow_config(text, count, chosen, heads_too)
+        small: SmallModel = forward.SmallModel(child, type(part), config)
         if sum(p.numel() for p in small.model.parameters()) > forward.MOST_PARAMETERS:
             raise forward.NotRun("its smallest form is too wide")
-        forward.fill(small.model, {})
-        small.run(list(range(TOKENS)))
+        forward.fill_parameters(small.model, {})
+        small.outputs_at(list(range(TOKENS)))
         return small
 
     return forward.first_that_runs(attempt), chosen
 
 
-def turning(
+def rotating_layers(
     child: ModuleType, forward: ModuleType, model: PreTrainedModel, text: PreTrainedConfig
 ) -> Turning:
-    """Return by layer whether it rotates its input, and whether a norm cancels the temperature.
+    """Return which layers of a small model rotate their input, and whether a norm cancels the
+    temperature.
 
     `unseen` holds the reason if this type cannot be made small.
     """
     try:
-        small, layers = small_model(child, forward, model, text)
-        listener = Listener(small.model)
-        first = small.run(list(range(TOKENS)))
-        small.run(list(range(0, FAR * TOKENS, FAR)))
+        small, layers = narrow_model(child, forward, model, text)
+        listener = AttentionListener(small.model)
+        first = small.outputs_at(list(range(TOKENS)))
+        small.outputs_at(list(range(0, FAR * TOKENS, FAR)))
         rotates = [listener.moved.get(layer) for layer in range(layers)]
-        fresh, _ = small_model(child, forward, model, text)
+        fresh, _ = narrow_model(child, forward, model, text)
         for _, module in fresh.modules:
             if any(name.endswith("inv_freq") for name in module._buffers):
-                module.register_forward_hook(_doubled)
-        second = fresh.run(list(range(TOKENS)))
+                module.register_forward_hook(_double_rotation)
+        second = fresh.outputs_at(list(range(TOKENS)))
     except Exception as error:
-        return {"unseen": child.sentence_of(error), "rotates": [], "cancelled": False}
+        return {"unseen": child.sentence_of_error(error), "rotates": [], "cancelled": False}
     return {
         "unseen": "",
         "rotates": rotates,
-        "cancelled": any(rotates) and forward.apart(first, second) < CANCELLED,
+        "cancelled": any(rotates) and forward.output_difference(first, second) < CANCELLED,
     }

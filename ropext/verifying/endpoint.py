@@ -12,9 +12,9 @@ from ropext.base.narration import Say, no_messages
 from ropext.endpoint.beside import PlainServer, compare_with_plain, prompt_lengths
 from ropext.endpoint.server import served_model, server_at
 from ropext.files.checkpoint import open_snapshot
-from ropext.proof.neighbours import Neighbour
 from ropext.verifying.checks import Check, Depth, RotarySubject, Verification
 from ropext.verifying.claim import planned_claim, read_plan
+from ropext.verifying.judging import Neighbour
 from ropext.verifying.neighbours import PLAIN, neighbours
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from ropext import families
 from ropext.base.errors import RopextError
 from ropext.base.jsontext import JsonObject
 from ropext.families import Model
-from ropext.proof.neighbours import Neighbour
 from ropext.scaling import forms
 from ropext.scaling.rope import RopeSite
+from ropext.verifying.judging import Neighbour
 
 STEP = 1.25  # by which the factor of the two nearest neighbours differs
 WITH_FACTOR = ("linear", "yarn", "llama3", "dynamic")

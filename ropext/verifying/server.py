@@ -28,7 +28,7 @@ from ropext.endpoint.logprobs import (
     token_ids,
 )
 from ropext.endpoint.server import Server, served_model, server_at
-from ropext.proof.neighbours import JudgedNeighbour, Neighbour, judge
+from ropext.verifying.judging import JudgedNeighbour, Neighbour, judge
 
 # Nats, the mean of eight prompts. bfloat16 kernels differ by some hundredths. llama.cpp also rounds
 # the inputs of quantised weights: a right Q4_1 server measured 0.145 ± 0.035, a server with the
