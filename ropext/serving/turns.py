@@ -5,6 +5,7 @@ import asyncio
 import threading
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from queue import SimpleQueue
 from typing import Any
@@ -189,11 +190,11 @@ def _stop_word_beginning(text: str, words: Sequence[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
 class StopWord(StoppingCriteria):
     """A criterion that ends a generation after its streamer has seen a stop word."""
 
-    def __init__(self, streamer: AnswerStreamer) -> None:
-        self.streamer = streamer
+    streamer: AnswerStreamer
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **rest: Any) -> torch.Tensor:
         """Return, for each row that `generate` writes, whether its answer has met a stop word."""

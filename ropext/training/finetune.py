@@ -218,14 +218,13 @@ class AdapterObjective(TrainingObjective[Finetuned]):
         with init_empty_weights(include_buffers=False):
             joined = models.add_adapter(model, self.options, self.settings, self.new_rows)
         count = sum(p.numel() for p in joined.parameters() if p.requires_grad)
-        new_rows = self.new_rows.count_rows(joined) if self.new_rows else []
-        for rows in new_rows:
-            count -= rows.fixed
+        fixed = self.new_rows.count_fixed(joined) if self.new_rows else {}
+        count -= sum(fixed.values())
         return TrainedPart(
             names=tuple(names),
             count=count,
             size=4 * count,  # float32
-            new_rows=tuple(map(str, new_rows)),
+            new_rows=tuple(fixed),
         )
 
     def variant(self, label: str, history: trainer.TrainingHistory | None = None) -> Variant:

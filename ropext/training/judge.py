@@ -3,7 +3,7 @@ judge a fit by questions too."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -98,14 +98,14 @@ def few_documents_warning(documents: Sequence[corpus.Document]) -> str | None:
     )
 
 
+@dataclass(frozen=True)
 class JudgedSteps:
     """The steps of a fit that were judged on the way. Each step's spectrum and reading are kept
     on the disk, so that a resumed run knows them and any step can be written in the end."""
 
-    def __init__(self, folder: Path, reads: Workload, variant: Variant) -> None:
-        self.folder = folder
-        self.reads = reads
-        self.variant = variant
+    folder: Path
+    reads: Workload
+    variant: Variant
 
     def keep(self, step: int, knobs: JsonObject, store: Store) -> None:
         """Write a judged step of a fit; write its knobs last, since a kill may come before them."""

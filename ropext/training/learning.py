@@ -65,21 +65,15 @@ def masked_learning(prediction: MaskedTokens) -> Learning:
     return Learning(prediction, "masked tokens", (note,), _masked_loss, why_whole)
 
 
+@dataclass(frozen=True)
 class MaskedRows(Sequence[Row]):
     """Rows of a masked language model. Special tokens surround each row, in the place of its last
     tokens. The stock collator masks by the seed and the row's number alone."""
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        tokenizer: "PreTrainedTokenizerBase",
-        prediction: MaskedTokens,
-        seed: int,
-    ) -> None:
-        self.rows = rows
-        self.tokenizer = tokenizer
-        self.prediction = prediction
-        self.seed = seed
+    rows: Sequence[Row]
+    tokenizer: "PreTrainedTokenizerBase"
+    prediction: MaskedTokens
+    seed: int
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -5,6 +5,7 @@ The whole logits of one 32k row at a vocabulary of 128k take 39 GiB in a bfloat1
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,11 +162,11 @@ def next_token_labels(labels: torch.Tensor) -> torch.Tensor:
     return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
+@dataclass(frozen=True)
 class SlicedForward:
     """A replacement for a causal model's own `forward` in training: same loss, no logits."""
 
-    def __init__(self, model: "PreTrainedModel") -> None:
-        self.model = model
+    model: "PreTrainedModel"
 
     def __call__(
         self,

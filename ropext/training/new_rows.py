@@ -21,18 +21,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CountedRows:
-    """The rows of one table that are trained."""
-
-    name: str  # the name of the table's module
-    count: int
-    fixed: int  # numbers of the other rows, which stay as they are
-
-    def __str__(self) -> str:
-        return f"{self.count} new rows of {self.name}"
-
-
-@dataclass(frozen=True)
 class NewRows:
     """The new rows of a table, which are trained alone or together with a LoRA."""
 
@@ -65,14 +53,14 @@ class NewRows:
             if weight.requires_grad and self.table.positions.is_table(plain):
                 yield plain.removesuffix(".weight"), weight
 
-    def count_rows(self, joined: nn.Module) -> list[CountedRows]:
-        """Count the rows of each position table that training moves."""
+    def count_fixed(self, joined: nn.Module) -> dict[str, int]:
+        """Return, for each position table with new rows, in words, how many of its numbers training
+        leaves as they are."""
         count = self.table.target - len(self.table.old_rows)
-        counted = list[CountedRows]()
+        fixed = dict[str, int]()
         for name, rows in self.tables(joined):
-            fixed = (len(rows) - count) * rows.shape[1]
-            counted.append(CountedRows(name, count, fixed))
-        return counted
+            fixed[f"{count} new rows of {name}"] = (len(rows) - count) * rows.shape[1]
+        return fixed
 
     def write(
         self, snapshot: Snapshot, adapter: Path, directory: Path, manner: WriteOptions

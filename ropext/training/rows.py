@@ -242,6 +242,7 @@ class TrainingRows(Sequence[Row]):
         return row
 
 
+@dataclass(frozen=True)
 class ControlRows(Sequence[Row]):
     """The rows of the control: the same tokens, in windows of the base's own context.
 
@@ -249,10 +250,13 @@ class ControlRows(Sequence[Row]):
     tokens of questions that fit its windows.
     """
 
-    def __init__(self, rows: TrainingRows, context: int) -> None:
-        self.rows = rows
-        self.context = context
-        self.per_row = -(-rows.strategy.length // context)  # pieces that a row is read in
+    rows: TrainingRows
+    context: int
+
+    @property
+    def per_row(self) -> int:
+        """Return the number of windows that each training row is read in."""
+        return -(-self.rows.strategy.length // self.context)
 
     def __len__(self) -> int:
         return len(self.rows) * self.per_row
@@ -430,6 +434,7 @@ class RowsWithShortWindows(Sequence[Row]):
 IGNORED = -100  # the label that stock losses leave out
 
 
+@dataclass(frozen=True)
 class RowCollator:
     """A collator that stacks rows and pads shorter rows at their end.
 
@@ -438,8 +443,7 @@ class RowCollator:
     second chunk of a pose row sees nothing of the first.
     """
 
-    def __init__(self, padding: int) -> None:
-        self.padding = padding
+    padding: int  # the token that fills up rows
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """Return a training batch of these rows, as transformers' Trainer reads it."""

@@ -183,26 +183,12 @@ def _is_over(values: Sequence[float], patience: int) -> bool:
 class _TrainerWatch(transformers.TrainerCallback):
     """A callback that narrates, marks checkpoints as complete, and stops on request."""
 
-    def __init__(self, say: Say, job: "Optimisation") -> None:
-        self.say = say
-        self.job = job
-        self.asked: Callable[[], bool] = lambda: False
+    def __init__(self, trainer: _Trainer, asked: Callable[[], bool]) -> None:
+        self.trainer = trainer
+        self.asked = asked  # whether the user wants to stop
         self.pace = Pace()
-        self.first = 0
-        self.begun = False
+        self.first: int | None = None  # the step before the first one of this run
         self.since = 0.0
-        self.trainer: _Trainer | None = None
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
-    ) -> None:
-        """Begin the estimate of the time that the training has left."""
-        self.first = state.global_step
-        self.pace.left(self.first, self.job.last_step)
 
     def on_step_begin(
         self,
@@ -211,10 +197,11 @@ class _TrainerWatch(transformers.TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        """Note when the first optimiser step of this run begins."""
-        self.begun = True
-        if state.global_step == self.first:
+        """Note when the first optimiser step of this run begins, and estimate the time from it."""
+        if self.first is None:
+            self.first = state.global_step
             self.since = time.monotonic()
+            self.pace.left(self.first, self.trainer.job.last_step)
 
     def on_log(
         self,
@@ -225,18 +212,19 @@ class _TrainerWatch(transformers.TrainerCallback):
         **kwargs: object,
     ) -> None:
         """Print the loss of an optimiser step, and the time left."""
-        step = state.global_step
-        steps = self.job.last_step
-        first = step == self.first + 1
         if not logs or "loss" not in logs:
             return
+        job = self.trainer.job
+        step = state.global_step
+        steps = job.last_step
         left = self.pace.left(step, steps)
         if step < steps and left is None:
             return
-        more = ", evaluations not counted" if first and self.job.stopping.evaluate else ""
-        most = "at most " if self.job.stopping.patience and step < steps else ""
+        is_first = step - 1 == self.first
+        more = ", evaluations not counted" if is_first and job.stopping.evaluate else ""
+        most = "at most " if job.stopping.patience and step < steps else ""
         left = f"{most}about {left or '0 s'} left{more}"
-        self.say(f"step {step} of {most}{steps}: loss {logs['loss']:.4f}, {left}")
+        self.trainer.say(f"step {step} of {most}{steps}: loss {logs['loss']:.4f}, {left}")
 
     def on_step_end(
         self,
@@ -247,17 +235,17 @@ class _TrainerWatch(transformers.TrainerCallback):
     ) -> TrainerControl:
         """Log the time and memory of the first optimiser step; stop the training on request or
         at its last step."""
-        if state.global_step == self.first + 1 and state.is_world_process_zero:
-            took = time.monotonic() - self.since
-            log = self.job.folder.parent / USED
-            what = f"the first step ({self.job.folder.name})"
-            tell_used(log, self.say, args.device, what, took)
-        if state.global_step in self.job.stopping.lowered_after and self.trainer is not None:
-            self.trainer.lower_rate()
-        over = self.job.last_step <= state.global_step < state.max_steps
-        stopping = self.asked()
         trainer = self.trainer
-        if trainer is not None and trainer.accelerator.num_processes > 1:
+        job = trainer.job
+        if state.global_step - 1 == self.first and state.is_world_process_zero:
+            took = time.monotonic() - self.since
+            what = f"the first step ({job.folder.name})"
+            tell_used(job.folder.parent / USED, trainer.say, args.device, what, took)
+        if state.global_step in job.stopping.lowered_after:
+            trainer.lower_rate()
+        over = job.last_step <= state.global_step < state.max_steps
+        stopping = self.asked()
+        if trainer.accelerator.num_processes > 1:
             # If any process got a request to stop, all of them stop at the same step.
             flag = torch.tensor(float(stopping), device=trainer.accelerator.device)
             stopping = bool(trainer.accelerator.reduce(flag, "sum") > 0)
@@ -274,8 +262,9 @@ class _TrainerWatch(transformers.TrainerCallback):
     ) -> None:
         """Mark Trainer's checkpoint as complete, and delete older ones."""
         if state.is_world_process_zero:
-            (self.job.folder / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-            rotate_checkpoints(self.job.folder, state.best_model_checkpoint)
+            folder = self.trainer.job.folder
+            (folder / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            rotate_checkpoints(folder, state.best_model_checkpoint)
 
 
 @dataclass(frozen=True)
@@ -453,7 +442,6 @@ def history_in(checkpoint: Path, patience: int) -> TrainingHistory:
 def run_trainer(job: Optimisation, say: Say) -> TrainingHistory:
     """Train on transformers' Trainer, from the last checkpoint on if there is one, and return
     the history."""
-    watch = _TrainerWatch(say, job)
     train_args = trainer_arguments(job)
     start = last_checkpoint(job.folder)
     # Another process may have looked before the first had cleared away what --force replaces.
@@ -470,19 +458,18 @@ def run_trainer(job: Optimisation, say: Say) -> TrainingHistory:
         eval_dataset=(),  # evaluate() reads whole documents instead
         data_collator=RowCollator(job.training.padding),
         compute_loss_func=job.training.learning.loss,
-        callbacks=[watch],
     )
     keep_float32(getattr(trainer.accelerator.state, "fsdp_plugin", None))
     # Both print to stdout, which is for the result.
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
-    watch.trainer = trainer
     trainer.job = job
     trainer.say = say
     sentence = "stopping after this step and saving (Ctrl-C again ends at once)"
     with interruptible(say, sentence) as stopped:
-        watch.asked = stopped
-        with _resume_errors(start, lambda: watch.begun):
+        watch = _TrainerWatch(trainer, stopped)
+        trainer.add_callback(watch)
+        with _resume_errors(start, lambda: watch.first is not None):
             trainer.train(resume_from_checkpoint=str(start) if start else None)
     last = last_checkpoint(job.folder)
     if last is None:

@@ -52,7 +52,7 @@ def test_those_of_an_evaluation_and_of_a_ranking(options, wanted, seed, expected
 
 
 def test_those_of_a_fit_and_its_judge():
-    found = data.read_for_fit(TUNING, Fit(factor=4, held_out=8), encoder(), 1024, ENOUGH)
+    found = data.read_fit_data(TUNING, Fit(factor=4, held_out=8), encoder(), 1024, ENOUGH)
     assert digest(found.documents) == (63, "9709d88c281f0c82")
     assert digest(found.held_out) == (8, "b8c88ffd85244587")
     assert found.digest()[:16] == "fbe838e41df31159"
@@ -60,7 +60,7 @@ def test_those_of_a_fit_and_its_judge():
 
 def test_those_of_a_fit_that_joins_them():
     options = Fit(factor=4, held_out=8, packing="glued")
-    found = data.read_for_fit(TUNING, options, encoder(seed=1), 1024, ENOUGH)
+    found = data.read_fit_data(TUNING, options, encoder(seed=1), 1024, ENOUGH)
     assert digest(found.documents) == (1, "a8d2f9a800f8477a")
     assert digest(found.held_out) == (8, "2ea2e63480d46d8c")
     assert np.all(found.documents[0].mask())
@@ -68,7 +68,7 @@ def test_those_of_a_fit_that_joins_them():
 
 def test_those_of_a_fine_tuning_and_its_judge():
     division = data.Division(wanted_tokens=100_000, row=1024, target=1024, judging=8)
-    found = data.read(TUNING, Finetune(), encoder(), division)
+    found = data.read_training_data(TUNING, Finetune(), encoder(), division)
     assert digest(found.documents) == (63, "9709d88c281f0c82")
     assert digest(found.held_out) == (8, "4694ac163bd18c0f")
 

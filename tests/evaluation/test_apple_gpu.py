@@ -107,4 +107,4 @@ def test_mps_is_used_only_if_it_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_of(Evaluate(data="text.txt")) == "cpu"
     assert device_of(Evaluate(data="text.txt", device="mps")) == "mps"
-    assert models.device(Finetune()) == torch.device("cpu")
+    assert models.training_device(Finetune()) == torch.device("cpu")

@@ -26,4 +26,4 @@ def test_eval_reports_it(short):
 
 def test_the_trainings_say_so(short):
     with pytest.raises(InputError, match="cannot be loaded as a causal language model"):
-        models.load(short, Finetune(device="cpu"))
+        models.load_to_train(short, Finetune(device="cpu"))

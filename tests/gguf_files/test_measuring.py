@@ -280,6 +280,6 @@ def test_a_form_that_the_file_cannot_hold_is_refused_before_the_fit(models, tmp_
     options = Fit(factor=2.0, within="longrope")
     qwen = making.write(tmp_path / "q.gguf", "qwen3")
     with pytest.raises(NotExpressible, match=r"a qwen3 GGUF.*--within ntk is carried"):
-        fit.prepare(str(directory), str(tmp_path / "nowhere"), options, named=str(qwen))
+        fit.prepare_fit(str(directory), str(tmp_path / "nowhere"), options, named=str(qwen))
     with pytest.raises(InputError, match="nowhere"):
-        fit.prepare(str(directory), str(tmp_path / "nowhere"), options, named=str(file))
+        fit.prepare_fit(str(directory), str(tmp_path / "nowhere"), options, named=str(file))

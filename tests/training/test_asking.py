@@ -50,7 +50,7 @@ def asked(document):
 
 @pytest.mark.parametrize("number", range(6))
 def test_every_question_can_be_answered_from_the_row_and_only_answers_are_scored(number):
-    document = questions().document(number, LENGTH)
+    document = questions().question_document(number, LENGTH)
     assert len(document) == LENGTH
     pairs, before = asked(document)
     assert len(pairs) == 16
@@ -63,14 +63,14 @@ def test_every_question_can_be_answered_from_the_row_and_only_answers_are_scored
 
 
 def test_a_short_row_has_fewer_keys_and_one_without_room_is_refused():
-    pairs, _ = asked(questions().document(0, 320))
+    pairs, _ = asked(questions().question_document(0, 320))
     assert len(pairs) == 5
     with pytest.raises(UsageError, match=r"--retrieval-share: a row of questions takes \d+ tokens"):
-        questions().document(0, 40)
+        questions().question_document(0, 40)
 
 
 def test_a_bos_comes_first_and_is_never_a_target():
-    document = questions(encoder=WithBos).document(0, LENGTH)
+    document = questions(encoder=WithBos).question_document(0, LENGTH)
     assert len(document) == LENGTH
     assert document.ids[0] == 1
     assert not document.mask()[0]
@@ -78,11 +78,14 @@ def test_a_bos_comes_first_and_is_never_a_target():
 
 
 def test_a_row_follows_from_seed_number_and_length_alone():
-    one, other = questions().document(3, LENGTH), questions(seed=1).document(3, LENGTH)
-    again = questions().document(3, LENGTH)
+    one, other = (
+        questions().question_document(3, LENGTH),
+        questions(seed=1).question_document(3, LENGTH),
+    )
+    again = questions().question_document(3, LENGTH)
     assert np.array_equal(one.ids, again.ids)
     assert not np.array_equal(one.ids, other.ids)
-    assert not np.array_equal(one.ids, questions().document(4, LENGTH).ids)
+    assert not np.array_equal(one.ids, questions().question_document(4, LENGTH).ids)
 
 
 def test_keys_and_haystacks_are_none_of_an_evaluation_with_the_same_seed():
@@ -99,7 +102,7 @@ def test_keys_and_haystacks_are_none_of_an_evaluation_with_the_same_seed():
             seed=0,
         )
     }
-    rows = [asked(questions().document(number, LENGTH)) for number in range(8)]
+    rows = [asked(questions().question_document(number, LENGTH)) for number in range(8)]
     trained = {tuple(ord(c) for c in answer) for pairs, _ in rows for _, answer in pairs}
     assert len(trained & evaluated) <= 3  # two sets of 128 and 40 out of 10,000 by chance
     assert not [before for _, before in rows if "The grass is green" in before]

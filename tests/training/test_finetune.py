@@ -311,10 +311,10 @@ def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_docume
 def test_a_run_says_after_its_first_step_how_long_it_will_take():
     told = []
     job = SimpleNamespace(last_step=200, stopping=trainer.Stopping(evaluate=len))
-    watch = trainer._Watch(told.append, job)
+    watch = trainer._TrainerWatch(SimpleNamespace(say=told.append, job=job), lambda: False)
     now = [0.0]
     watch.pace = Pace(clock=lambda: now[0])
-    watch.on_train_begin(None, SimpleNamespace(global_step=7), None)
+    watch.on_step_begin(None, SimpleNamespace(global_step=7), None)
     for step in range(8, 41):
         now[0] += 3
         watch.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 2.0})

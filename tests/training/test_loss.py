@@ -136,6 +136,6 @@ def test_labels_that_were_shifted_before_a_row_was_shared_win_over_the_others():
     inputs = batch()
     own = float(model(**inputs).loss.detach())
     loss.use_sliced_loss(model)
-    shifted = loss.shift(inputs["labels"])
+    shifted = loss.next_token_labels(inputs["labels"])
     again = model(**inputs | {"labels": inputs["input_ids"] * 0, "shift_labels": shifted}).loss
     assert float(again.detach()) == pytest.approx(own, rel=1e-6)
