@@ -356,7 +356,7 @@ def test_sinusoids_that_are_added_are_no_rotary_embedding():
     """Voxtral Realtime embeds times with a buffer of the same name, and keeps no config there."""
     from torch import nn, zeros
 
-    from ropext.proof.child import rotary
+    from ropext.proof.child import rotary_numbers
 
     class TimeEmbedding(nn.Module):
         def __init__(self):
@@ -367,7 +367,7 @@ def test_sinusoids_that_are_added_are_no_rotary_embedding():
         pass
 
     modules = [("time_embedding", TimeEmbedding()), ("rotary_emb", VisionlessRotaryEmbedding())]
-    assert [found["module"] for found in rotary(modules)] == ["rotary_emb"]
+    assert [found["module"] for found in rotary_numbers(modules)] == ["rotary_emb"]
 
 
 class ListsOneModel(BaseHTTPRequestHandler):

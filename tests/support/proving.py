@@ -29,7 +29,7 @@ def here(job, directories, timeout, task, forward=True):
     said = [*getLogger("transformers").handlers]  # nobody reads the fresh process's messages
     for entry, directory in zip(job["directories"], directories, strict=True):
         answer = {"transformers": transformers.__version__, "error": None}
-        entry |= {} if forward else {"forward": None}
+        entry |= {} if forward else {"target": 0}
         try:
             with (
                 silenced(),
@@ -38,9 +38,9 @@ def here(job, directories, timeout, task, forward=True):
             ):
                 for handler in said:
                     handler.setLevel(CRITICAL)
-                answer |= child.build(job, entry)
+                answer |= child.build_directory(job, entry)
         except Exception as error:
-            answer["error"] = child.sentence_of(error)
+            answer["error"] = child.sentence_of_error(error)
         for handler in said:
             handler.setLevel(NOTSET)
         found.append(json.loads(json.dumps(answer)) | {"directory": str(directory)})
