@@ -156,7 +156,6 @@ class AdapterObjective(TrainingObjective[Finetuned]):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         origin = self.origin
         options = self.options
         self.new_rows = None

@@ -7,7 +7,7 @@ measure, learn, choose, write.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
@@ -39,7 +39,6 @@ from ropext.base.workdir import (
 )
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
-from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.digests import Digests, check_unchanged
 from ropext.files.checkpoint.provenance import taken_digests, versions, weights_digest
@@ -106,24 +105,25 @@ class TrainingNeeds:
 Done = TypeVar("Done", bound=TrainingResult)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TrainingObjective(Training, ABC, Generic[Done]):
     """A fine-tuning or a fit: the numbers that move, the measurements, and how the winner is
     chosen and written. From `run` on it holds the state of one process of the run."""
 
     command: ClassVar[str]
-    kind: type[Done]  # of its result
+    kind: type[Done] = field(init=False)  # of its result
     out_of_memory: ClassVar[str]  # what helps
-    title: str  # names the training in a clause
-    remarks: Sequence[str]  # notes before the training
-    facts: Mapping[str, Json] = {}  # values that --json shows for this kind alone
-    needs: TrainingNeeds
-    folder: Path
-    output: Path
-    call: Call
-
-    def __post_init__(self) -> None:
-        self.notes: list[str] = []
-        self.models: dict[str, MeasuredModel] = {}  # the measured models, by their labels
+    title: str = ""  # names the training in a clause
+    remarks: Sequence[str] = ()  # notes before the training
+    # Values that --json shows for this kind alone.
+    facts: Mapping[str, Json] = field(default_factory=dict)
+    needs: TrainingNeeds = field(init=False)
+    folder: Path = field(init=False)
+    output: Path = field(init=False)
+    call: Call = field(init=False)
+    notes: list[str] = field(default_factory=list)
+    # The measured models, by their labels.
+    models: dict[str, MeasuredModel] = field(default_factory=dict)
 
     # Known before the training.
 
@@ -369,14 +369,8 @@ class TrainingObjective(Training, ABC, Generic[Done]):
     @property
     def measured(self) -> Measurement:
         """Return the measurement of all models that were read before and after the training."""
-        judge = self.reads
-        return Measurement(judge.frame, self.models, judge.described)
-
-    @property
-    def reads(self) -> Workload:
-        """Return the held-out documents that judge the training; there must be some."""
         assert self.judge is not None
-        return self.judge
+        return Measurement(self.judge.frame, self.models, self.judge.described)
 
     def read(
         self,
@@ -387,7 +381,8 @@ class TrainingObjective(Training, ABC, Generic[Done]):
     ) -> Mapping[str, MeasuredModel]:
         """Have variants read the documents that judge the training, or answer `items` instead,
         each by itself. Keep the readings, so that a resumed run does not repeat them."""
-        reads = self.reads
+        reads = self.judge
+        assert reads is not None
         folder = self.folder / "readings"
         if items is not None:
             reads = replace(reads, documents=(), questions=tuple((item,) for item in items))

@@ -3,17 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 from ropext.base.errors import InputError
-from ropext.base.jsontext import HIDDEN, Json, JsonObject, read_object, read_values, values_json
+from ropext.base.jsontext import (
+    HIDDEN,
+    Json,
+    JsonObject,
+    read_object,
+    read_values,
+    values_json,
+)
 from ropext.base.table import Table
 from ropext.planning import Plan
 from ropext.results import FITTED
 from ropext.results.measurement import Measurement
 from ropext.results.overlap import Overlap, read_overlap
 from ropext.results.report.result import Result
-from ropext.results.values import Value, Values
+from ropext.results.values import Value
 from ropext.training.data import Training
 from ropext.training.judge import Numbers
 from ropext.training.tables import finetune_table, fit_table
@@ -21,7 +28,7 @@ from ropext.training.tables import finetune_table, fit_table
 RESULT = "result.json"  # in a folder of OUT: what decides the result, and the result
 DECIDES = "decides"  # its key for everything that decides the files of OUT
 CONTENT = "result"
-# A field's metadata: "name", its key; "json", how it becomes JSON; "kind", its type for reading.
+# A field's metadata: "name", its key; "json", how it becomes JSON.
 
 
 def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
@@ -84,12 +91,12 @@ class TrainingResult(Result):
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
         """Read result.json that a training left in OUT: its JSON, without the name of OUT."""
+        kinds = get_type_hints(cls)
         kept: dict[str, Any] = {"output": output, "counted": content[cls.counted_as]}
         for part in fields(cls):
             if part.metadata != HIDDEN:
                 value = content[part.metadata.get("name", part.name)]
-                kind = part.metadata.get("kind", Any)
-                kept[part.name] = read_values(kind, value, output / cls.file)
+                kept[part.name] = read_values(kinds[part.name], value, output / cls.file)
             else:
                 kept.setdefault(part.name, None)
         return cls(**kept)
@@ -108,11 +115,11 @@ class Finetuned(TrainingResult):
     steps: int
     kept_step: int  # whose weights are written
     stopped_early: bool
-    by_step: Sequence[dict[str, float]] = field(metadata={"name": "losses"})
-    evaluations: Sequence[dict[str, float]]
-    numbers: Numbers = field(metadata={"kind": dict[str, Values]})
+    by_step: Sequence[Mapping[str, int | float]] = field(metadata={"name": "losses"})
+    evaluations: Sequence[Mapping[str, int | float]]
+    numbers: Numbers
     # Overlap of the documents that the numbers are over.
-    overlap: Overlap | None = field(metadata={"kind": Overlap | None})
+    overlap: Overlap | None
     control: dict[str, Json] | None
     notes: Sequence[str]
 
@@ -149,12 +156,12 @@ class Fitted(TrainingResult):
     tokens: int  # read with gradients until the end
     forward_tokens: int  # read without
     method: str
-    pair_factors: tuple[float, ...] = field(metadata={"kind": tuple[float, ...]})
+    pair_factors: tuple[float, ...]
     attention_factor: float
     # Far half, fitted minus start, nats per token.
-    change: Value | None = field(metadata={"kind": Value | None})
-    numbers: Numbers = field(metadata={"kind": dict[str, Values]})  # of base, start and fitted
-    by_step: Sequence[dict[str, float]] = field(metadata={"name": "losses"})
+    change: Value | None
+    numbers: Numbers  # of base, start and fitted
+    by_step: Sequence[Mapping[str, int | float]] = field(metadata={"name": "losses"})
     # Far half, nats per token, of the closed forms, and by step.
     closed_forms: Mapping[str, float] = field(metadata=HIDDEN)
     judgements: dict[int, float] = field(metadata={"json": judged_steps})
@@ -195,7 +202,8 @@ class Fitted(TrainingResult):
         for judged in content["judgements"]:
             judgements[judged["step"]] = judged["far_half_nll"]
         forms = read_object(output / "fit/numbers.json")["closed_forms"]
-        return replace(super().of(output, content), judgements=judgements, closed_forms=forms)
+        result = super().of(output, {**content, "judgements": judgements})
+        return replace(result, closed_forms=forms)
 
 
 def read_training_result(output: Path) -> Finetuned | Fitted | None:

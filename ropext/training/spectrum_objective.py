@@ -12,6 +12,7 @@ from torch import nn
 from ropext.base.narration import Show
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.variants import Variant, applied
+from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
 from ropext.options.tasks import Item
@@ -53,11 +54,11 @@ class SpectrumObjective(TrainingObjective[Fitted]):
     )
 
     options: Fit
+    judge: Workload
     within: str  # the form that may move
     starts: Mapping[str, Plan]  # the closed forms inside of it, by their methods
     near: Sequence[Item] = ()  # questions inside the context, of the base
     far: Sequence[Item] = ()  # questions at the target, before and after
-    remarks: Sequence[str] = ()
     finish: Finish | None = None  # adds to OUT, before that has its name
     model: "PreTrainedModel" = field(init=False)
     closed: Measurement = field(init=False)  # of every closed form to start from
@@ -66,7 +67,6 @@ class SpectrumObjective(TrainingObjective[Fitted]):
     steps: JudgedSteps = field(init=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.facts = {"within": self.within, "starts": list(self.starts)}
         start = ", ".join(self.starts)
         if len(self.starts) > 1:
@@ -94,7 +94,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
     def _base_tokens(self) -> int:
         """Return the tokens of the held-out documents that the base of a fit reads in its short
         windows."""
-        return count_base_tokens(self.reads)
+        return count_base_tokens(self.judge)
 
     def _tokens_read(self, judgements: int) -> int:
         """Count the tokens that a fit read without gradients until now, by all processes and
@@ -205,7 +205,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
         space = self.space(self.start)
         label = f"{FITTED}-{self.start}"
         place = self.folder / "steps" / self.start
-        self.steps = JudgedSteps(place, self.reads, self.variant(STEP, plan))
+        self.steps = JudgedSteps(place, self.judge, self.variant(STEP, plan))
         learned = plan_by_method(self.snapshot, self.options, space.method, space.knobs())
         here = self.variant(label, learned)
         with applied(model, here):
@@ -214,7 +214,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
                 self.note(f"the loss needs whole logits: {reason}")
             self.check_pose_jumps(model)
             spectrum.install_space(model, plan.sites, self.target, space)
-            tail = self.reads.frame.tail_span(self.target)[0]
+            tail = self.judge.frame.tail_span(self.target)[0]
             learner = spectrum.SpectrumLearner(model, space, sliced=reason is None, tail=tail)
             self.say(
                 f"fitting {self.needs.moving} numbers from {self.start}: "
@@ -256,7 +256,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
             raise spectrum.LeftGuards(left)
         store = Store()
         self.model.eval()
-        done = read_in_training(self.model, self.steps.variant, self.reads, store, self.show)
+        done = read_in_training(self.model, self.steps.variant, self.judge, store, self.show)
         if processes.is_main():
             self.steps.keep(step, space.knobs(), store)
         return rules.fit_loss(done, STEP), rules.tail_loss(done, STEP)
