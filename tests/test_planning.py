@@ -738,7 +738,7 @@ def test_a_recipe_that_trains_gets_no_warning(untrained, tmp_path):
 def test_one_predicate_says_whether_a_training_follows(untrained):
     from ropext.base.narration import NOBODY
     from ropext.pipeline import job
-    from ropext.pipeline.prospect import prospect
+    from ropext.pipeline.planned_choice import plan_choice
 
     place, warned = untrained
     warned(configs.LLAMA, factor=2.0)
@@ -758,8 +758,8 @@ def test_one_predicate_says_whether_a_training_follows(untrained):
         recipe = recipe_of("auto", word)
         assert not recipe.trains
         with pytest.raises(UsageError, match="--untrained"):
-            prospect(recipe, NOBODY)
+            plan_choice(recipe, NOBODY)
     recipe = recipe_of("auto", "finetune.data=x.jsonl")
     assert recipe.trains
     with pytest.raises(InputError, match="tokenizer"):  # the next that is missing here
-        prospect(recipe, NOBODY)
+        plan_choice(recipe, NOBODY)

@@ -138,18 +138,20 @@ def find_projector(name: str, path: Path) -> Path | None:
     return min(path.parent.glob("mmproj*.gguf"), default=None)
 
 
-def _in_ollama(name: str, kind: str) -> Path | None:
-    """Return the blob that Ollama's manifest of a name lists as its model or projector."""
-    home, manifest = _manifest(name)
-    return _blob(home, manifest, name, kind)
+@dataclass(frozen=True)
+class OllamaLayer:
+    """An entry of Ollama's manifest of a model."""
+
+    kind: str  # model, projector, template, params, ...
+    digest: str
+    blob: Path | None  # None if Ollama has no such file
 
 
 @dataclass(frozen=True)
 class KeptByOllama:
     """The files that Ollama keeps of one model."""
 
-    layers: tuple[tuple[str, Path], ...]  # kind and blob, in their order
-    missing: tuple[str, ...]  # kinds of layers whose blob is not there
+    layers: tuple[OllamaLayer, ...]  # in their order
     config: dict[str, Any]
 
 
@@ -159,30 +161,44 @@ def kept_by_ollama(name: str) -> KeptByOllama | None:
         return None
     home, manifest = _manifest(name)
     stored = read_object(manifest)
-    listed = stored.get("layers")
-    layers = list[tuple[str, Path]]()
-    missing = list[str]()
-    for layer in listed if isinstance(listed, list) else ():
-        kind = str(layer.get("mediaType") if isinstance(layer, dict) else layer)
-        kind = kind.removeprefix("application/vnd.ollama.image.")
-        blob = _blob_of(home, layer)
-        if blob is None:
-            missing.append(kind)
-        else:
-            layers.append((kind, blob))
     config = dict[str, Any]()
-    blob = _blob_of(home, stored.get("config"))
+    blob = _layer(home, stored.get("config")).blob
     if blob is not None:
         with suppress(InputError):
             config = read_object(blob)
-    return KeptByOllama(tuple(layers), tuple(missing), config)
+    return KeptByOllama(_layers(home, stored.get("layers")), config)
 
 
-def _blob_of(home: Path, layer: object) -> Path | None:
-    """Return the file of an entry of a manifest, if it exists."""
-    digest = str(layer.get("digest")) if isinstance(layer, dict) else ""
+def _layers(home: Path, listed: object) -> tuple[OllamaLayer, ...]:
+    """Return the layers that one of Ollama's manifests lists."""
+    return tuple(_layer(home, layer) for layer in listed) if isinstance(listed, list) else ()
+
+
+def _layer(home: Path, layer: object) -> OllamaLayer:
+    """Read an entry of one of Ollama's manifests."""
+    if not isinstance(layer, dict):
+        return OllamaLayer(str(layer), "", None)
+    kind = str(layer.get("mediaType")).removeprefix("application/vnd.ollama.image.")
+    digest = str(layer.get("digest"))
     path = home / "blobs" / digest.replace(":", "-")
-    return path if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) and path.is_file() else None
+    is_there = re.fullmatch(r"sha256:[0-9a-f]{64}", digest) and path.is_file()
+    return OllamaLayer(kind, digest, path if is_there else None)
+
+
+def _in_ollama(name: str, kind: str) -> Path | None:
+    """Return the blob that Ollama's manifest of a name lists as its model or projector."""
+    home, manifest = _manifest(name)
+    for layer in _layers(home, read_object(manifest).get("layers")):
+        if layer.kind != kind:
+            continue
+        if layer.blob is None:
+            raise InputError(
+                f"{manifest} names the {kind} {layer.digest[:80]}, which is not in {home}/blobs"
+            )
+        return layer.blob
+    if kind == "projector":
+        return None
+    raise InputError(f"{name} has no GGUF file in Ollama: {manifest} lists none")
 
 
 def _manifest(name: str) -> tuple[Path, Path]:
@@ -207,25 +223,6 @@ def _manifest(name: str) -> tuple[Path, Path]:
         f"{name} was not pulled into {homes[0]} (OLLAMA_MODELS names another folder); there "
         + (f"are {_list(known)}" if known else "is none")
     )
-
-
-def _blob(home: Path, manifest: Path, name: str, kind: str) -> Path | None:
-    layers = read_object(manifest).get("layers")
-    for layer in layers if isinstance(layers, list) else ():
-        if (
-            isinstance(layer, dict)
-            and layer.get("mediaType") == f"application/vnd.ollama.image.{kind}"
-        ):
-            path = _blob_of(home, layer)
-            if path is not None:
-                return path
-            digest = str(layer.get("digest"))
-            raise InputError(
-                f"{manifest} names the {kind} {digest[:80]}, which is not in {home}/blobs"
-            )
-    if kind == "projector":
-        return None
-    raise InputError(f"{name} has no GGUF file in Ollama: {manifest} lists none")
 
 
 def _lm_studio() -> Path:

@@ -41,7 +41,6 @@ RECORD = "ropext.json"
 USED = "used.log"  # what first steps took: the one file that differs from run to run
 LOG = "log"  # the state of a log that ends with its own digest
 FILES = "files"
-MARK = "ropext"
 SIGNATURE = "# as ropext wrote it: SHA-256 "  # the last line of a recipe that is kept
 # bytes of the largest hard link that is hashed; a larger one is known by its other names
 LINKED = 64 << 20
@@ -303,21 +302,6 @@ def check_replaceable(
 def shown(names: list[str]) -> str:
     """Return some names for a message."""
     return listed(names[:3]) if len(names) <= 3 else f"{', '.join(names[:3])} and more"
-
-
-def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest with the mark that ropext wrote it."""
-    text = json.dumps(manifest, sort_keys=True)
-    mark = hashlib.sha256(f"written by ropext {text}".encode()).hexdigest()
-    return {MARK: mark, **manifest}
-
-
-def is_sealed(manifest: Any) -> bool:
-    """Return whether ropext wrote a manifest and nobody changed it."""
-    if not isinstance(manifest, dict):
-        return False
-    bare = {key: value for key, value in manifest.items() if key != MARK}
-    return bool(manifest.get(MARK) == seal(bare)[MARK])
 
 
 def signed(text: str) -> str:

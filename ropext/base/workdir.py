@@ -17,6 +17,7 @@ result that is not listed may be its own, from before a kill. A step lists its f
 are, and lists nothing before it has finished.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -67,8 +68,9 @@ OURS = re.compile(
         )
     )
 )
+SEAL = "ropext"  # in a manifest: the digest of the rest
 RESULTS = "writes_results"  # in a manifest: a run has begun to write them
-LEFT_OUT = (guard.MARK, guard.FILES, RESULTS)  # keys that reading a manifest leaves out
+LEFT_OUT = (SEAL, guard.FILES, RESULTS)  # keys that reading a manifest leaves out
 SCHEMA = "schema"  # in what decides: a number that goes up when the same values give something else
 
 Flat = dict[str, Any]
@@ -183,8 +185,8 @@ class Workdir:
             try:
                 yield
             except BaseException:
-                if world == 1:
-                    self._give_up()
+                if world == 1 and not has_work(self.folder):
+                    remove(self.folder)
                 raise
             self._finish(say)
 
@@ -203,11 +205,6 @@ class Workdir:
         files = {k: v for k, v in kept.get(guard.FILES, {}).items() if k in there}
         writes = {RESULTS: True} if RESULTS in kept else {}
         self._write_manifest(files, writes)
-
-    def _give_up(self) -> None:
-        """Remove the folder if nothing was kept."""
-        if not has_work(self.folder):
-            remove(self.folder)
 
     def _finish(self, say: Say) -> None:
         """Delete files that are no longer needed, and list the written ones."""
@@ -282,8 +279,15 @@ def has_work(folder: Path) -> bool:
 
 
 def write_manifest(folder: Path, manifest: Flat) -> None:
-    """Write run.json into a folder, sealed."""
-    write_json(folder / MANIFEST, guard.seal(_plain(manifest)))
+    """Write run.json into a folder, with the digest that shows that ropext wrote it."""
+    plain = _plain(manifest)
+    write_json(folder / MANIFEST, {SEAL: _seal_of(plain), **plain})
+
+
+def _seal_of(manifest: Flat) -> str:
+    """Return the digest of a manifest, which run.json itself holds."""
+    text = json.dumps(manifest, sort_keys=True)
+    return hashlib.sha256(f"written by ropext {text}".encode()).hexdigest()
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -299,7 +303,10 @@ def sealed(folder: Path) -> dict[str, Any] | None:
         return None
     check_links(folder)
     manifest = read_json(folder / MANIFEST)
-    return manifest if guard.is_sealed(manifest) else None
+    if not isinstance(manifest, dict):
+        return None
+    bare = {key: value for key, value in manifest.items() if key != SEAL}
+    return manifest if manifest.get(SEAL) == _seal_of(bare) else None
 
 
 def differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

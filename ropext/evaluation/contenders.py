@@ -124,13 +124,17 @@ class Contenders:
     beside: Sequence[Variant] = ()  # measured in memory, never recommended
 
     @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Return all variants to read, the base first."""
-        variants = [Variant(BASE, BASE, self.snapshot)]
+    def variants_of_plans(self) -> list[Variant]:
+        """Return the model under each plan as a variant to read."""
+        variants = list[Variant]()
         for label, plan in self.plans.items():
             variants.append(Variant(label, EXTENDED, self.snapshot, plan.config))
-        variants += self.beside
-        return tuple(variants)
+        return variants
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Return all variants to read, the base first."""
+        return (Variant(BASE, BASE, self.snapshot), *self.variants_of_plans, *self.beside)
 
     @property
     def labels(self) -> list[str]:

@@ -11,7 +11,7 @@ from ropext.evaluation.contenders import preference
 from ropext.options.fields import EVALUATE, EXTEND, FIT
 from ropext.options.recipe import SECTIONS
 from ropext.pipeline.dividing import write_documents
-from ropext.pipeline.prospect import PLACES, STAYS, TASK, Prospect
+from ropext.pipeline.planned_choice import PLACES, STAYS, TASK, PlannedChoice
 from ropext.pipeline.trying import choice_documents_path, read_forms
 from ropext.pipeline.work import USED
 from ropext.results import UNTOUCHED
@@ -33,27 +33,29 @@ class FitKeys:
 class AutoChoice:
     """One choice of the method, which measures and then decides."""
 
-    def __init__(self, prospect: Prospect, folder: Path, call: Call) -> None:
-        self.prospect = prospect
+    def __init__(self, planned: PlannedChoice, folder: Path, call: Call) -> None:
+        self.planned = planned
         self.folder = folder
         self.call = call
         self._verdict_file = folder / "verdict.jsonl"
 
     def made(self) -> JsonObject:
         """Measure every candidate, and return the content of choice.json."""
-        prospect = self.prospect
+        planned = self.planned
         say = self.call.hooks.say
-        write_documents(choice_documents_path(self.folder), prospect.to_choose)
-        write_documents(self._verdict_file, prospect.to_judge)
-        tried = read_forms(prospect, self.folder, self.call)
-        method = tried.order.take(tried.order.alike, [UNTOUCHED, *preference(prospect.plans)])
+        write_documents(choice_documents_path(self.folder), planned.to_choose)
+        write_documents(self._verdict_file, planned.to_judge)
+        tried = read_forms(planned, self.folder, self.call)
+        method = tried.order.take(
+            tried.order.alike, [UNTOUCHED, *preference(planned.contenders.plans)]
+        )
         why = choice_reason(tried.order, method)
         fit = self.fit_of(method, tried.order)
         recipe = {f"{EXTEND}.method": method, **fit.keys, **self._judging()}
         if method == UNTOUCHED:
-            stays = prospect.plans[UNTOUCHED].recipe
+            stays = planned.contenders.plans[UNTOUCHED].recipe
             recipe |= {f"{EXTEND}.{key}": getattr(stays, key) for key in STAYS}
-        left_out = {**prospect.left_out, **tried.not_finite}
+        left_out = {**planned.left_out, **tried.not_finite}
         if fit.why_not:
             left_out[FIT] = fit.why_not
         say(f"choose: {method}: {why}")
@@ -62,14 +64,14 @@ class AutoChoice:
         for name, reason in left_out.items():
             say(f"left out: {name}: {reason}")
         judged = training_documents(
-            document.cut(prospect.target).known_by[1:] for document in prospect.to_judge
+            document.cut(planned.target).known_by[1:] for document in planned.to_judge
         )
         return {
             "taken": method,
             "because": why,
-            "target": prospect.target,
-            "documents": prospect.able,
-            "verdict_documents": len(prospect.to_judge),
+            "target": planned.target,
+            "documents": planned.able,
+            "verdict_documents": len(planned.to_judge),
             USED: replace(NO_DOCUMENTS, chose=tried.chose, judged=judged).to_json(),
             "in_memory": list(tried.in_memory),
             "standing": tried.order.to_json(),
@@ -84,13 +86,13 @@ class AutoChoice:
 
         If the fit cannot start from all of them, it starts from the chosen method alone.
         """
-        prospect = self.prospect
+        planned = self.planned
         if method == UNTOUCHED:
             return FitKeys({}, "the model untouched is as good as the best closed form")
         lowest = [label for label in order.behind if label not in (method, UNTOUCHED)]
         starts = [",".join([method, *lowest[: STARTS - 1]]), method]
-        if prospect.recipe.fit and prospect.recipe.fit.start:
-            starts = [",".join(prospect.recipe.fit.start)]
+        if planned.recipe.fit and planned.recipe.fit.start:
+            starts = [",".join(planned.recipe.fit.start)]
         why_not = ""
         for start in dict.fromkeys(starts):
             keys = self._keys_of_a_fit(start)
@@ -110,8 +112,8 @@ class AutoChoice:
             keys[f"{FIT}.{key}"] = value
         keys[f"{FIT}.data"] = str(choice_documents_path(self.folder))
         keys[f"{FIT}.start"] = start
-        if self.prospect.recipe.extend.within:
-            keys[f"{FIT}.within"] = self.prospect.recipe.extend.within
+        if self.planned.recipe.extend.within:
+            keys[f"{FIT}.within"] = self.planned.recipe.extend.within
         return keys
 
     def _lacks(self, method: str, keys: JsonObject) -> str:
@@ -122,14 +124,14 @@ class AutoChoice:
         from ropext.training import judge
         from ropext.training.request import FitRequest
 
-        prospect = self.prospect
+        planned = self.planned
         recipe = {f"{EXTEND}.method": method, **keys, **self._judging()}
-        chosen = prospect.recipe.chosen({"recipe": recipe, "fits": True})
+        chosen = planned.recipe.chosen({"recipe": recipe, "fits": True})
         request = FitRequest(
-            model=prospect.snapshot.name,
+            model=planned.contenders.snapshot.name,
             data=str(keys[f"{FIT}.data"]),
             options=chosen.fitting(),
-            revision=prospect.recipe.revision,
+            revision=planned.recipe.revision,
         )
         with request.prepared(None, self.call) as job:
             judged = job.counts().judge
@@ -138,13 +140,13 @@ class AutoChoice:
 
     def _judging(self) -> JsonObject:
         """Return the keys of the evaluation on the documents that were not used for the choice."""
-        prospect = self.prospect
+        planned = self.planned
         keys = dict[str, Any]()
-        if prospect.to_judge:
-            keys |= {"data": str(self._verdict_file)} | prospect.reading.unstored()
-        given = prospect.recipe.options(EVALUATE)
+        if planned.to_judge:
+            keys |= {"data": str(self._verdict_file)} | planned.reading.unstored()
+        given = planned.recipe.options(EVALUATE)
         if not given.get("lengths"):
-            keys["lengths"] = (prospect.target,)
+            keys["lengths"] = (planned.target,)
         if "tasks" not in given:
             keys |= {"tasks": (TASK,), "depths": PLACES}
         return {f"{EVALUATE}.{key}": value for key, value in keys.items()}

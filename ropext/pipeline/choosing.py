@@ -19,7 +19,7 @@ from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
 from ropext.options.recipe import Recipe
 from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.prospect import Prospect, prospect
+from ropext.pipeline.planned_choice import PlannedChoice, plan_choice
 from ropext.pipeline.stage import section_key
 from ropext.pipeline.step import Step, step_record
 
@@ -49,7 +49,7 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     hashes = Hashes(file_progress(hooks.say))
     step = ChoiceStep(recipe, folder, call, hashes)
     if step.finished_files() is None:
-        step.beforehand = prospect(recipe, call)  # it refuses before any weight is read
+        step.beforehand = plan_choice(recipe, call)  # it refuses before any weight is read
         with place.claimed(call.force):
             step.do_once()
     else:
@@ -62,7 +62,7 @@ class ChoiceStep(Step):
 
     name = "choose"
     schema = 1
-    beforehand: Prospect  # set only if the choice is to be made
+    beforehand: PlannedChoice  # set only if the choice is to be made
 
     def __init__(self, recipe: Recipe, folder: Path, call: Call, hashes: Hashes) -> None:
         self.recipe = recipe

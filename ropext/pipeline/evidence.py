@@ -1,16 +1,15 @@
 """Collect the measurements of a run for its last stage and for its record."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import InstanceOf
 
-from ropext.base.jsontext import Json, JsonObject, read_object, values_json
+from ropext.base.jsontext import Json, read_object, values_json
 from ropext.base.narration import scrub
 from ropext.base.workdir import Flat
 from ropext.files.checkpoint import provenance
 from ropext.options.recipe import REPORT
-from ropext.pipeline.step import StepRecord, step_record
+from ropext.pipeline.step import step_record
 from ropext.pipeline.work import USED, RunContext
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
 from ropext.results.gates import Outcome, split_run_spec
@@ -102,52 +101,27 @@ def _is_fit_kept(work: RunContext) -> bool:
     return kept == FITTED
 
 
-@dataclass(frozen=True)
-class RunSection:
-    """The section of ropext.json about a run: no times, and only the paths that the recipe
-    names."""
-
-    recipe: str | None  # as its file has it
-    resolved: JsonObject
-    stages: Mapping[str, StepRecord]
-    measured: Measurement | None
-    gates: Sequence[Outcome]
-    tried: JsonObject | None  # candidates of `--method auto`, if it chose
-    verdict: AutoVerdict | None
-
-    def to_json(self) -> dict[str, Json]:
-        content: dict[str, Json] = {
-            "recipe": self.recipe,
-            "resolved": dict(self.resolved),
-            "stages": {name: vars(step) for name, step in self.stages.items()},
-            "evaluation": None if self.measured is None else _numbers(self.measured),
-            "gates": [gate.recorded() for gate in self.gates],
-        }
-        if self.tried is not None:
-            content["choice"] = dict(self.tried) | {"verdict": values_json(self.verdict)}
-        return content
-
-
-def section_of(work: RunContext, evidence: Evidence) -> RunSection:
-    """Return the section about the run for the record of its output."""
-    stages = dict[str, StepRecord]()
+def run_section(work: RunContext, evidence: Evidence) -> dict[str, Json]:
+    """Return the section of ropext.json about a run, for the record of its output: no times, and
+    only the paths that the recipe names."""
+    stages = dict[str, Json]()
     for name in work.recipe.stages:
         step = step_record(work.folder, name)
         if step is not None and name != REPORT:
-            stages[name] = step
+            stages[name] = vars(step)
     source = work.recipe.source
-    tried = None
-    if source.choice is not None:
+    measured = evidence.measured
+    content: dict[str, Json] = {
+        "recipe": source.text and scrub(source.text),  # as its file has it
+        "resolved": work.recipe.resolved(),
+        "stages": stages,
+        "evaluation": None if measured is None else _numbers(measured),
+        "gates": [gate.recorded() for gate in evidence.gates],
+    }
+    if source.choice is not None:  # the candidates of `--method auto`
         tried = {key: value for key, value in source.choice.items() if key not in ("recipe", USED)}
-    return RunSection(
-        recipe=source.text and scrub(source.text),
-        resolved=work.recipe.resolved(),
-        stages=stages,
-        measured=evidence.measured,
-        gates=evidence.gates,
-        tried=tried,
-        verdict=evidence.verdict,
-    )
+        content["choice"] = tried | {"verdict": values_json(evidence.verdict)}
+    return content
 
 
 def _numbers(measured: Measurement) -> dict[str, Json]:

@@ -19,7 +19,7 @@ from ropext.files.checkpoint.provenance import Record, read_record
 from ropext.files.checkpoint.staging import Output, check_output, recover, staged
 from ropext.files.checkpoint.writing import copy_file, place
 from ropext.options.recipe import REPORT
-from ropext.pipeline.evidence import SECTION, Evidence, against, evidence_of, section_of
+from ropext.pipeline.evidence import SECTION, Evidence, against, evidence_of, run_section
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import previous
 from ropext.pipeline.ran import OUTCOME, keep
@@ -178,7 +178,7 @@ def _finished_record(work: RunContext, evidence: Evidence, source: Path) -> Reco
     return replace(
         record,
         command=clean_command(work.call.command),
-        more=dict(record.more) | {SECTION: section_of(work, evidence).to_json()},
+        more=dict(record.more) | {SECTION: run_section(work, evidence)},
     )
 
 

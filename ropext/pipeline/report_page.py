@@ -5,7 +5,7 @@ import json
 from ropext.base.jsontext import read_object
 from ropext.base.table import Table, with_rows
 from ropext.files.checkpoint import provenance
-from ropext.pipeline.evidence import Evidence, section_of
+from ropext.pipeline.evidence import Evidence, run_section
 from ropext.pipeline.work import RunContext
 from ropext.results import TUNED
 from ropext.results.report import html, tables
@@ -37,7 +37,7 @@ def write_report(work: RunContext, evidence: Evidence) -> None:
         f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "
         f"{plan.method}; stages: {', '.join(work.recipe.stages)}"
     )
-    record = section_of(work, evidence).to_json() | {"versions": provenance.versions()}
+    record = run_section(work, evidence) | {"versions": provenance.versions()}
     details = json.dumps(record, indent=1, ensure_ascii=False)
     page = html.Page(title, subtitle, verdicts, warnings, shown, details)
     html.write_page(work.folder, page, _pictures(work, evidence))

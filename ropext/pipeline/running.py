@@ -25,7 +25,7 @@ from ropext.base.narration import Call, clean_command, scrub
 from ropext.base.workdir import Workdir
 from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.staging import check_place, recover
-from ropext.models.processes import rank_and_count, wait_for_everyone
+from ropext.models.processes import is_main, rank_and_count, wait_for_everyone
 from ropext.options.fields import EVALUATE
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
@@ -36,7 +36,7 @@ from ropext.pipeline.steps import stages_of
 from ropext.pipeline.work import RunContext, plan_run
 
 if TYPE_CHECKING:
-    from ropext.pipeline.prospect import Prospect
+    from ropext.pipeline.planned_choice import PlannedChoice
 
 RECIPE = "recipe.yaml"
 SKIPPED = "skipped"
@@ -60,6 +60,12 @@ class Stages:
                     f"{flag} {name}: {why}; the stages of this run are {', '.join(known)}"
                 )
 
+    def repeats(self, name: str) -> bool:
+        """Return True if a stage is done again even if nothing changed."""
+        if self.only is not None:
+            return name == self.only
+        return self.begin is not None and STAGES.index(name) >= STAGES.index(self.begin)
+
 
 NOT_DONE = Stages()
 
@@ -72,20 +78,19 @@ def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = 
     if place is None:
         raise UsageError(f"{recipe.source.name} names no output; add output: DIR, or give -o OUT")
     _check_asked(recipe, place, call, stages)
-    if not recipe.is_auto:
-        return Run(plan_run(recipe, place, call), stages).go()
-    from ropext.pipeline import choosing
-
     with resumable(place):
-        choosing.check(place, call)
-        chosen = choosing.choose(recipe, place, call)
-        _check_asked(chosen, place, call, stages)
-        return Run(plan_run(chosen, place, call), stages).go()
+        if recipe.is_auto:
+            from ropext.pipeline import choosing
+
+            choosing.check(place, call)
+            recipe = choosing.choose(recipe, place, call)
+            _check_asked(recipe, place, call, stages)
+        return Run(plan_run(recipe, place, call), stages).go()
 
 
 def forecast(
     recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = NOT_DONE
-) -> "RunCounts | Prospect":
+) -> "RunCounts | PlannedChoice":
     """Return an estimate of the work of each unfinished stage, from its options alone.
 
     No weight is read. With `--method auto`, return the planned choice, which reads the documents.
@@ -93,11 +98,11 @@ def forecast(
     place = _place_of(recipe, output)
     _check_asked(recipe, place, call, stages)
     if recipe.is_auto:
-        from ropext.pipeline import choosing, prospect
+        from ropext.pipeline import choosing, planned_choice
 
         if place is not None:
             choosing.check(place, call)
-        return prospect.prospect(recipe, call)
+        return planned_choice.plan_choice(recipe, call)
     with tempfile.TemporaryDirectory(prefix="ropext-count-") as nothing_is_done:
         run = Run(plan_run(recipe, place or Path(nothing_is_done, "OUT"), call), stages)
         if place is not None:
@@ -142,9 +147,7 @@ class Run:
 
     def __init__(self, work: RunContext, stages: Stages) -> None:
         self.work = work
-        self.begin = stages.begin
-        self.only = stages.only
-        self.rank, self.world = rank_and_count()
+        self.wanted = stages
         about = {
             "recipe": work.recipe.source.name,
             "resolved": work.recipe.resolved(),
@@ -161,7 +164,7 @@ class Run:
         counts = dict[str, JsonObject]()
         remade = set[str]()
         for stage in self.stages():
-            again = self.does_again(stage.name) or not remade.isdisjoint(stage.starts_from)
+            again = self.wanted.repeats(stage.name) or not remade.isdisjoint(stage.starts_from)
             if not again and stage.finished_files() is not None:
                 counts[stage.name] = {"what": "done before, skipped", "skipped": True}
             else:
@@ -170,17 +173,14 @@ class Run:
         return RunCounts(self.work.recipe.model, counts)
 
     def go(self) -> Ran:
-        """Do all requested stages that are not done."""
+        """Do all requested stages that are not done, in the folder of the run, which no other
+        process may enter meanwhile."""
         work = self.work
-        with resumable(work.output):
-            return self._claimed(work)
-
-    def _claimed(self, work: RunContext) -> Ran:
-        """Do the stages in the folder of the run, which no other process may enter meanwhile."""
         self.check()
-        with self.workdir.claimed(work.call.force, self.rank, self.world):
+        rank, world = rank_and_count()
+        with self.workdir.claimed(work.call.force, rank, world):
             text = work.recipe.source.text
-            if self.rank == 0:
+            if is_main():
                 recover(work.output)  # if all stages are done, nothing else recovers the output
                 with os_errors(self.recipe):
                     self.recipe.unlink(missing_ok=True)
@@ -190,28 +190,27 @@ class Run:
             words = clean_command(work.call.command)
             work.note(f"begin: {' '.join(words) or 'from Python'}")
             try:
-                return self._all(work)
+                return self._do_stages()
             finally:
-                if self.rank == 0:
-                    work.note("end")
+                work.note("end")
 
     def check(self) -> None:
         """Refuse an output, or a folder of the run, that holds something else."""
         work = self.work
-        if self.rank == 0:
+        if is_main():
             self.workdir.check(work.call.force)
-            if self.recipe.is_file():
-                text = self.recipe.read_text(encoding="utf-8")
-                if guard.signed(text) != text:
-                    raise OutputExists(f"{self.recipe} is not as ropext wrote it; {guard.MOVE}")
+            if self.recipe.is_file() and not guard.is_signed(self.recipe):
+                raise OutputExists(f"{self.recipe} is not as ropext wrote it; {guard.MOVE}")
         check_place(work.output)
-        if self.rank == 0:
+        if is_main():
             outcome.check_free(work)
 
-    def _all(self, work: RunContext) -> Ran:
-        done: dict[str, str] = {}
+    def _do_stages(self) -> Ran:
+        """Do the requested stages, and return the result of the run."""
+        work = self.work
+        done = dict[str, str]()
         for stage in self.stages():
-            again = self.does_again(stage.name)
+            again = self.wanted.repeats(stage.name)
             made = stage.do_once(work.say, again)
             done[stage.name] = DONE if made else SKIPPED
         measured = REPORT in done or EVALUATE in done
@@ -219,18 +218,12 @@ class Run:
         output = work.output if REPORT in done and evidence.passed else None
         return Ran(output, work.folder, work.final, done, work.output, evidence)
 
-    def does_again(self, name: str) -> bool:
-        """Return True if a stage is done again even if nothing changed."""
-        if self.only is not None:
-            return name == self.only
-        return self.begin is not None and STAGES.index(name) >= STAGES.index(self.begin)
-
     def stages(self) -> Iterator[Stage]:
         """Yield the requested stages. With --only, skip the other stages.
 
         Raise UsageError if a stage before the only one is not done.
         """
-        only = self.only
+        only = self.wanted.only
         for stage in (*stages_of(self.work), outcome.ReportStage(self.work)):
             if only in (None, stage.name):
                 yield stage

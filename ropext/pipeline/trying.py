@@ -17,8 +17,7 @@ from ropext.evaluation.variants import Variant, applied
 from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import with_weights
 from ropext.models.load import load_model, loading_of, memory_errors, out_of_memory, silenced
-from ropext.pipeline.prospect import Prospect
-from ropext.results import EXTENDED
+from ropext.pipeline.planned_choice import PlannedChoice
 from ropext.results.measurement import Store
 from ropext.results.overlap import TrainingDocuments, training_documents
 from ropext.results.rules import Standing, in_memory_sentence, loss_standing, tail_above
@@ -41,58 +40,58 @@ def choice_documents_path(folder: Path) -> Path:
     return folder / "choosing.jsonl"
 
 
-def read_forms(prospect: Prospect, folder: Path, call: Call) -> CandidateResults:
+def read_forms(planned: PlannedChoice, folder: Path, call: Call) -> CandidateResults:
     """Measure every candidate on the documents for the choice; an interrupted choice resumes."""
     say = call.hooks.say
     say(
-        f"choosing among {', '.join(prospect.plans)} at {length_text(prospect.target)} on "
-        f"{prospect.documents} documents"
+        f"choosing among {', '.join(planned.contenders.plans)} at {length_text(planned.target)} on "
+        f"{planned.documents} documents"
     )
-    if prospect.documents < FEWEST_DOCUMENTS:
+    if planned.documents < FEWEST_DOCUMENTS:
         say(
-            f"warning: [few-documents] only {prospect.documents} documents to choose by: "
+            f"warning: [few-documents] only {planned.documents} documents to choose by: "
             "no intervals (eight or more give them); ropext takes the lowest"
         )
-    said = out_of_memory(prospect.recipe.model, "what was read is kept")
+    said = out_of_memory(planned.recipe.model, "what was read is kept")
     with silenced(), memory_errors(said):
-        return FormReader(prospect, folder, call).read()
+        return FormReader(planned, folder, call).read()
 
 
 class FormReader:
     """A reader that loads one model and measures it with each candidate in turn."""
 
-    def __init__(self, prospect: Prospect, folder: Path, call: Call) -> None:
-        self.prospect = prospect
+    def __init__(self, planned: PlannedChoice, folder: Path, call: Call) -> None:
+        self.planned = planned
         self.call = call
         self.folder = folder
-        self.forms = list[Variant]()
-        for label, plan in prospect.plans.items():
-            self.forms.append(Variant(label, EXTENDED, prospect.snapshot, plan.config))
-        everyone = [*self.forms, *prospect.beside]
-        self.stores = {v.label: Store(folder / "readings" / v.label) for v in everyone}
+        self.stores = dict[str, Store]()
+        for label in planned.contenders.labels:
+            self.stores[label] = Store(folder / "readings" / label)
         self.not_finite = dict[str, str]()
         self.tokens = 0
 
     def read(self) -> CandidateResults:
         """Measure the forms that a checkpoint can hold, then compare the others with the lowest of
         them."""
-        prospect = self.prospect
-        values = prospect.reading.unstored()
+        planned = self.planned
+        values = planned.reading.unstored()
         values["data"] = str(choice_documents_path(self.folder))
-        files = prospect.reading.changed(**values)
-        wanted = corpus.Wanted((prospect.target,), True, files.max_docs)
-        documents = read_corpus(files, prospect.encoder, wanted).documents
+        files = planned.reading.changed(**values)
+        wanted = corpus.Wanted((planned.target,), True, files.max_docs)
+        documents = read_corpus(files, planned.encoder, wanted).documents
         loading = loading_of(files, self.call.trust_remote_code)
-        model = load_model(with_weights(prospect.snapshot), loading)
+        model = load_model(with_weights(planned.contenders.snapshot), loading)
         reader = Reader(partial(applied, model), files)
-        reads = Workload(prospect.frame, documents)
-        finite = self._read(reader, self.forms, reads)
+        reads = Workload(planned.frame, documents)
+        finite = self._read(reader, planned.contenders.variants_of_plans, reads)
         if not finite:
             raise InputError(f"every method gives logits that are not finite: {self.not_finite}")
         order = loss_standing(reads.measured(finite, self.stores))
         (lowest,) = (variant for variant in finite if variant.label == order.lowest)
         sentences = list[str]()
-        for variant in self._read(reader, readable(reader.computing, prospect.beside), reads):
+        for variant in self._read(
+            reader, readable(reader.computing, planned.contenders.beside), reads
+        ):
             both = reads.measured([lowest, variant], self.stores)
             above = tail_above(both, variant.label, lowest.label)
             sentences.append(in_memory_sentence(variant.label, above, lowest.label))

@@ -187,14 +187,12 @@ def test_a_hostile_adapter_is_one_sentence(lora, tmp_path, monkeypatch, kind):
 @pytest.mark.parametrize("kind", ["adapter", "documents", "run", "inside"])
 def test_links_out_of_a_strangers_folder_are_refused(tmp_path, kind):
     """Models and their folders: tests/checkpoint/test_snapshot.py."""
-    from ropext.base.guard import seal
-    from ropext.base.workdir import read
+    from ropext.base.workdir import read, write_manifest
     from ropext.evaluation.corpus.sources import Source, read_documents
     from ropext.files.checkpoint.adapter import read_lora
 
-    (tmp_path / "secret.json").write_text(
-        json.dumps(seal({"command": "eval", "decides": {}} | LORA))
-    )
+    write_manifest(tmp_path, {"command": "eval", "decides": {}} | LORA)
+    (tmp_path / "run.json").rename(tmp_path / "secret.json")
     (tmp_path / "secret.txt").write_text("a private key")
     place = tmp_path / "place"
     place.mkdir()

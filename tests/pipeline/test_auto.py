@@ -20,7 +20,7 @@ from ropext.pipeline import job
 from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.choosing import ChoiceStep
 from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.prospect import prospect
+from ropext.pipeline.planned_choice import plan_choice
 from ropext.results.model_index import card_figures
 from ropext.results.rules import Standing
 from ropext.results.values import Value
@@ -182,7 +182,7 @@ def test_documents_of_the_verdict_share_no_text_with_those_of_the_choice(tmp_pat
 
     def divided(texts):
         recipe["extend"]["data"] = write(tmp_path / "data.jsonl", texts)
-        found = prospect(job.read(recipe), NOBODY)
+        found = plan_choice(job.read(recipe), NOBODY)
         judged = [document.content for document in found.to_judge]
         return judged, [document.content for document in found.to_choose]
 
@@ -200,7 +200,7 @@ def test_documents_of_the_verdict_share_no_text_with_those_of_the_choice(tmp_pat
 def choice_of(tmp_path, extend, **changes):
     """Return a choice whose forms were not read."""
     recipe = job.read({"model": "ropext://demo", "extend": extend}, [])
-    found = prospect(recipe, NOBODY)
+    found = plan_choice(recipe, NOBODY)
     recipe = found.recipe.model_copy(update=changes)
     write(tmp_path / "choosing.jsonl", [document.content for document in found.to_choose])
     return AutoChoice(replace(found, recipe=recipe), tmp_path, NOBODY)

@@ -10,9 +10,10 @@ import pytest
 from json_schema import check, check_file
 
 import ropext
-from ropext.base import guard
 from ropext.base.bundled import DATA
 from ropext.base.errors import InputError, UsageError
+from ropext.base.guard import FILES
+from ropext.base.workdir import SEAL, write_manifest
 
 FOLDER = "measured"
 
@@ -235,7 +236,7 @@ def test_a_run_that_changed_is_not_compared_again(work):
     kept = manifest.read_bytes()
     data = json.loads(kept)
     data["decides"]["seed"] = 7
-    manifest.write_text(json.dumps(guard.seal({k: v for k, v in data.items() if k != guard.MARK})))
+    write_manifest(manifest.parent, {k: v for k, v in data.items() if k != SEAL})
     try:
         with pytest.raises(InputError, match=r"changed since .* compared it"):
             ropext.open(place / "compared")
@@ -302,8 +303,8 @@ def test_a_run_whose_manifest_lists_no_digest_is_read_with_a_warning(work, tmp_p
     place, measured, _ = work
     folder = shutil.copytree(place / FOLDER, tmp_path / "old")
     data = json.loads((folder / "run.json").read_text("utf-8"))
-    rest = {key: value for key, value in data.items() if key not in (guard.MARK, guard.FILES)}
-    (folder / "run.json").write_text(json.dumps(guard.seal(rest)))
+    rest = {key: value for key, value in data.items() if key not in (SEAL, FILES)}
+    write_manifest(folder, rest)
     said = f"[no-digest] {folder}: run.json lists no digest of results.json"
     *others, warning = ropext.open(folder).to_json()["warnings"]
     assert warning.startswith(said)

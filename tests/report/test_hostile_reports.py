@@ -16,8 +16,9 @@ from markdown_it import MarkdownIt
 from pages import Elements, check
 from tiny_checkpoints import write_checkpoint, write_documents
 
-from ropext.base import guard
+from ropext.base.guard import FILES
 from ropext.base.table import Table, as_csv
+from ropext.base.workdir import SEAL, write_manifest
 from ropext.results.report.html import Page, page_html, write_page
 
 pytestmark = pytest.mark.slow
@@ -67,8 +68,8 @@ def poisoned(run, place):
 def forget_digests(run):
     """Drop the digests of results from run.json, as a stranger would: they tell an edited run."""
     manifest = json.loads((run / "run.json").read_text())
-    rest = {key: value for key, value in manifest.items() if key not in (guard.MARK, guard.FILES)}
-    (run / "run.json").write_text(json.dumps(guard.seal(rest)))
+    rest = {key: value for key, value in manifest.items() if key not in (SEAL, FILES)}
+    write_manifest(run, rest)
 
 
 def say(file, old, new):

@@ -16,7 +16,6 @@ from trained import count_training, train
 
 import ropext
 from ropext import verifying
-from ropext.base import guard
 from ropext.base.errors import (
     InputError,
     NotExpressible,
@@ -27,6 +26,7 @@ from ropext.base.errors import (
 )
 from ropext.base.jsontext import values_json
 from ropext.base.narration import Call, Hooks
+from ropext.base.workdir import SEAL, write_manifest
 from ropext.evaluation.forward import NanInLogits, TokenScorer
 from ropext.results import rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
@@ -480,9 +480,9 @@ def test_an_interrupt_saves_and_the_same_command_resumes(base, stories, tmp_path
         train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
     manifest = json.loads((tmp_path / "out.run" / "run.json").read_text())
-    del manifest[guard.MARK]
+    del manifest[SEAL]
     manifest["versions"]["torch"] = "1.0"
-    (tmp_path / "out.run" / "run.json").write_text(json.dumps(guard.seal(manifest)))
+    write_manifest(tmp_path / "out.run", manifest)
     said = []
     again = train(
         "fit", base, str(stories), tmp_path / "out", call=Call(Hooks(said.append)), **RANDOM

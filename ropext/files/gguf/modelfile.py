@@ -67,13 +67,15 @@ def modelfile(name: str, file: str, target: int) -> tuple[str, list[str]]:
     made = Modelfile(name)
     kept = bundled.kept_by_ollama(name)
     if kept is not None:
-        for kind, blob in kept.layers:
-            _add_layer(made, kind, blob)
+        for layer in kept.layers:
+            if layer.blob is not None:
+                _add_layer(made, layer.kind, layer.blob)
         for key in STATED:
             if isinstance(kept.config.get(key), str) and kept.config[key]:
                 made.add(key.upper(), kept.config[key])
-        for kind in kept.missing:
-            made.leave_out(f"the layer {kind[:80]}", "its file is not there")
+        for layer in kept.layers:
+            if layer.blob is None:
+                made.leave_out(f"the layer {layer.kind[:80]}", "its file is not there")
     lines = [f"FROM ./{file}", *made.commands, f"PARAMETER {LENGTH} {target}"]
     return guard.signed("".join(f"{line}\n" for line in lines)), made.notes
 

@@ -6,18 +6,17 @@ from ropext.base.errors import RopextError, UsageError
 from ropext.base.jsontext import JsonObject
 from ropext.base.lengths import forward_tokens, short_windows
 from ropext.base.narration import Call
-from ropext.evaluation.contenders import closed_forms, memory_only_variants
+from ropext.evaluation.contenders import Contenders, closed_forms, memory_only_variants
 from ropext.evaluation.corpus import Document, DocumentEncoder
-from ropext.evaluation.variants import Variant
 from ropext.evaluation.workload import NEXT_TOKEN
-from ropext.files.checkpoint import Snapshot, open_snapshot
+from ropext.files.checkpoint import open_snapshot
 from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import Recipe
 from ropext.pipeline.dividing import divide, encoder_of
 from ropext.pipeline.job import gates_of
 from ropext.pipeline.work import LABELS, READ_ALWAYS
-from ropext.planning import Plan, make_plan
+from ropext.planning import make_plan
 from ropext.results import CONTROL, UNTOUCHED
 from ropext.results.gates import Metrics
 from ropext.results.perplexity import EvaluationSettings
@@ -29,14 +28,12 @@ STAYS = ("method", "theta", "even_so")  # options that leave a model as it is: i
 
 
 @dataclass(frozen=True)
-class Prospect:
+class PlannedChoice:
     """The planned choice of a method: the candidates and the documents."""
 
     recipe: Recipe
-    snapshot: Snapshot
-    plans: dict[str, Plan]  # the untouched model, if it can be written, and the closed forms
+    contenders: Contenders  # the untouched model, if it can be written, and the methods
     left_out: dict[str, str]  # method -> why it cannot be written
-    beside: list[Variant]  # methods that no checkpoint can hold
     reading: Evaluate
     encoder: DocumentEncoder
     to_choose: list[Document]
@@ -56,8 +53,7 @@ class Prospect:
     @property
     def tokens(self) -> int:
         """Return the forward tokens of the choice: every candidate reads every document once."""
-        forms = len(self.plans) + len(self.beside)
-        return forms * self.documents * self.target
+        return len(self.contenders.labels) * self.documents * self.target
 
     @property
     def verdict_tokens(self) -> int:
@@ -82,11 +78,11 @@ class Prospect:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return each stage with a sentence about its work."""
-        forms = [*self.plans, *(variant.label for variant in self.beside)]
         judges = "evaluate.data"
         if self.to_judge:
             judges = f"{len(self.to_judge)} documents that take no part in choosing"
-        choice = f"{', '.join(forms)}: {self.tokens:,} tokens, on {self.documents} documents"
+        forms = ", ".join(self.contenders.labels)
+        choice = f"{forms}: {self.tokens:,} tokens, on {self.documents} documents"
         return [
             ("choose", choice),
             (FIT, "from the closed form that is taken, if it can be written"),
@@ -102,7 +98,7 @@ class Prospect:
         }
 
 
-def prospect(recipe: Recipe, call: Call) -> Prospect:
+def plan_choice(recipe: Recipe, call: Call) -> PlannedChoice:
     """Read the config and the documents, and return the planned choice.
 
     Raise every error that the choice would raise.
@@ -127,12 +123,10 @@ def prospect(recipe: Recipe, call: Call) -> Prospect:
     encoder = encoder_of(snapshot, example.model.vocab_size, reading.seed, call)
     has_judges = recipe.evaluate is not None and bool(recipe.evaluate.data)
     documents = divide(reading, encoder, example.target, has_judges)
-    made = Prospect(
+    made = PlannedChoice(
         recipe=recipe,
-        snapshot=snapshot,
-        plans=plans | closed,
+        contenders=Contenders(snapshot, plans | closed, memory_only_variants(snapshot, request)),
         left_out=left_out,
-        beside=memory_only_variants(snapshot, request),
         reading=reading,
         encoder=encoder,
         to_choose=documents.chosen + documents.short,
