@@ -128,9 +128,9 @@ def fitting(device: str) -> tuple[float, Any]:
 
     model = load(bundled(), device).requires_grad_(False)
     plan: Any = patching.plan_of(model, method="yarn", factor=FACTOR)
-    space = spectrum.spectrum_space("longrope", plan.main, plan.target, 4.0).to(device)
+    space = spectrum.learned_spectrum("longrope", plan.main, plan.target, 4.0).to(device)
     patching.patch(model, method=space.method, factor=FACTOR, **space.knobs())
-    spectrum.install_space(model, plan.sites, plan.target, space)
+    spectrum.install_learned_spectrum(model, plan.sites, plan.target, space)
     ids = rows(2).to(device)
     learner = spectrum.SpectrumLearner(model, space, sliced=True, tail=plan.target - 64)
     return gradients(learner(ids, ids)["loss"], list(space.parameters()))

@@ -104,6 +104,7 @@ class ModelServer:
         into OpenAI's error."""
 
         async def guarded(request: Request) -> Response:
+            """Answer a client, or return the refusal in OpenAI's form."""
             try:
                 self._check_client(request)
                 return await action(request)
@@ -153,6 +154,7 @@ class ModelServer:
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex[:12]}"
 
         def read(body: RequestBody) -> list[CompletionRequest]:
+            """Return the prompts of a posted request."""
             return completion_requests(self.served, body, name, is_chat)
 
         questions = await self._read(request, read)

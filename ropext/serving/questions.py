@@ -81,12 +81,12 @@ class CompletionRequest:
 
     @property
     def most(self) -> int:
-        """The most tokens that the answer to this request may have."""
+        """Return the most tokens that the answer to this request may have."""
         return int(self.settings.max_new_tokens or 0)
 
     @property
     def scored(self) -> int:
-        """The most tokens of which the answer to this request lists log-probabilities."""
+        """Return the most tokens of which the answer to this request lists log-probabilities."""
         if self.details.candidates is None:
             return 0
         return self.most + (0 if self.details.echo is None else len(self.ids))

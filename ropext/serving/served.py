@@ -44,17 +44,17 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """The name of the served model in answers: the first one."""
+        """Return the name of the served model in answers: the first one."""
         return self.names[0]
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes that a client's request may have; no prompt that fits has more."""
+        """Return the most bytes that a client's request may have; no prompt that fits has more."""
         return 64 * self.limit + (1 << 20)
 
     @property
     def vocabulary(self) -> int:
-        """The number of rows of the served model's input embedding."""
+        """Return the number of rows of the served model's input embedding."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
 

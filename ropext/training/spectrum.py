@@ -38,7 +38,7 @@ THETA_UNIT = 4.0  # in the logarithm of theta
 Moved = tuple[torch.Tensor, torch.Tensor]
 
 
-class SpectrumSpace(nn.Module):
+class LearnedSpectrum(nn.Module):
     """The numbers of a spectrum that a fit may move. `forward` returns pair factors and
     attention factor, both float64 and relative to the spectrum that is extended."""
 
@@ -83,12 +83,12 @@ class SpectrumSpace(nn.Module):
         return None
 
 
-def _zero_offsets(*shape: int) -> nn.Parameter:
+def _trainable_zeros(*shape: int) -> nn.Parameter:
     """Return trainable offsets from the start of a fit, all zero."""
     return nn.Parameter(torch.zeros(shape, dtype=torch.float64))
 
 
-class PairFactorSpace(SpectrumSpace):
+class LearnedPairFactors(LearnedSpectrum):
     """A space of every pair and the attention factor; it is written as a longrope."""
 
     method = "longrope"
@@ -101,10 +101,12 @@ class PairFactorSpace(SpectrumSpace):
             "start", torch.tensor(self.start_factors, dtype=torch.float64).log(), False
         )
         self.start_attention = math.log(attention)
-        self.offsets = _zero_offsets(len(self.start_factors))
-        self.attention = _zero_offsets()
+        self.offsets = _trainable_zeros(len(self.start_factors))
+        self.attention = _trainable_zeros()
 
     def forward(self) -> Moved:
+        """Return the pair factors in training, held inside the limits of a fit, and the
+        attention factor."""
         held = self.offsets.clamp(
             math.log(SHORTEST) - self.start, math.log(self.ceiling) - self.start
         )
@@ -118,7 +120,7 @@ class PairFactorSpace(SpectrumSpace):
         return {"pair_factors": factors, "attention_factor": attention}
 
 
-class YarnRampSpace(SpectrumSpace):
+class LearnedYarnRamp(LearnedSpectrum):
     """A space of YaRN's two ramp ends and the attention factor; it is written as a yarn with its
     own betas.
 
@@ -143,8 +145,8 @@ class YarnRampSpace(SpectrumSpace):
         )
         self.width = max(high - self.low, 1.0)
         self.start_attention = math.log(site.wanted.attention_factor)
-        self.ends = _zero_offsets(2)  # the beginning, and the logarithm of the width
-        self.attention = _zero_offsets()
+        self.ends = _trainable_zeros(2)  # the beginning, and the logarithm of the width
+        self.attention = _trainable_zeros()
 
     def _ends(self) -> Moved:
         """Return both ends of YaRN's ramp in training, in pairs."""
@@ -152,6 +154,7 @@ class YarnRampSpace(SpectrumSpace):
         return low, low + self.width * self.ends[1].exp()
 
     def forward(self) -> Moved:
+        """Return the pair factors of YaRN's ramp in training, and the attention factor."""
         low, high = self._ends()
         # Stock clamps both ends to 0 .. dim - 1.
         low = low.clamp(min=0.0)
@@ -162,6 +165,7 @@ class YarnRampSpace(SpectrumSpace):
         return 1 / (ramp / self.s + 1 - ramp), attention.exp()
 
     def outside(self) -> str | None:
+        """Return a sentence about the first limit of a fit that the ramp breaks, or None."""
         with torch.no_grad():
             low, high = self._ends()
         if not max(float(low), 0.0) < min(float(high), self.rope.dim - 1):
@@ -186,7 +190,7 @@ class YarnRampSpace(SpectrumSpace):
         }
 
 
-class ThetaSpace(SpectrumSpace):
+class LearnedTheta(LearnedSpectrum):
     """A space of theta alone, upwards from the model's own; it is written as another theta."""
 
     method = "abf"
@@ -194,19 +198,21 @@ class ThetaSpace(SpectrumSpace):
     def __init__(self, site: RopeSite, ceiling: float) -> None:
         super().__init__(site, ceiling)
         self.start = math.log(float(site.params["rope_theta"]) / site.rope.theta)
-        self.offset = _zero_offsets()
+        self.offset = _trainable_zeros()
 
     def _shift(self) -> torch.Tensor:
         """Return the logarithm of the theta in training, relative to the model's own."""
         return self.start + THETA_UNIT * self.offset
 
     def forward(self) -> Moved:
+        """Return the pair factors of the theta in training, and an attention factor of 1."""
         dim = self.rope.dim
         index = torch.arange(0, dim, 2, dtype=torch.float64, device=self.offset.device)
         shift = self._shift()
         return (shift * index / dim).exp(), torch.ones_like(shift)
 
     def outside(self) -> str | None:
+        """Return a sentence about the first limit of a fit that the theta breaks, or None."""
         shift = float(self._shift().detach())
         if shift < 0:
             return "theta fell below the model's own"
@@ -218,7 +224,7 @@ class ThetaSpace(SpectrumSpace):
         return {"theta": self.rope.theta * math.exp(float(self._shift().detach()))}
 
 
-def spectrum_space(within: str, site: RopeSite, target: int, ceiling: float) -> SpectrumSpace:
+def learned_spectrum(within: str, site: RopeSite, target: int, ceiling: float) -> LearnedSpectrum:
     """Return the space of the form `within` (--within), in which a fit moves a spectrum from a
     planned start."""
     wanted = {"yarn": "yarn", "ntk": "default"}.get(within)
@@ -229,15 +235,15 @@ def spectrum_space(within: str, site: RopeSite, target: int, ceiling: float) -> 
             "--within longrope or --from-original"
         )
     if within == "yarn":
-        return YarnRampSpace(site, target, ceiling)
-    return ThetaSpace(site, ceiling) if within == "ntk" else PairFactorSpace(site, ceiling)
+        return LearnedYarnRamp(site, target, ceiling)
+    return LearnedTheta(site, ceiling) if within == "ntk" else LearnedPairFactors(site, ceiling)
 
 
 class _FittedRotary:
     """A replacement for a rotary module's forward during a fit: the module's own arithmetic, on
     moving numbers."""
 
-    def __init__(self, module: nn.Module, site: RopeSite, space: SpectrumSpace) -> None:
+    def __init__(self, module: nn.Module, site: RopeSite, space: LearnedSpectrum) -> None:
         self.module = module
         self.space = space
         self.label = site.label
@@ -303,15 +309,15 @@ def pairs_at_limit(factors: Sequence[float], ceiling: float) -> tuple[int, ...]:
     )
 
 
-def remove_space(model: nn.Module) -> None:
+def remove_learned_spectrum(model: nn.Module) -> None:
     """Restore the own forwards of the rotary modules after a fit."""
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), _FittedRotary):
             del module.forward
 
 
-def install_space(
-    model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, space: SpectrumSpace
+def install_learned_spectrum(
+    model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, space: LearnedSpectrum
 ) -> None:
     """Install the space of a fit in the rotary modules. Check on the model itself that it
     computes the same as before, and that a gradient arrives."""
@@ -378,7 +384,7 @@ class SpectrumLearner(nn.Module):
     accepts_loss_kwargs = False  # Trainer then divides the mean by the accumulation steps
 
     def __init__(
-        self, model: "PreTrainedModel", space: SpectrumSpace, *, sliced: bool, tail: int
+        self, model: "PreTrainedModel", space: LearnedSpectrum, *, sliced: bool, tail: int
     ) -> None:
         super().__init__()
         self.model = model
@@ -438,10 +444,14 @@ class SpectrumLearner(nn.Module):
         return self.space.load_state_dict(dict(state_dict))
 
     def get_input_embeddings(self) -> nn.Module:
+        """Return the fitted model's input embeddings, which Trainer asks for."""
         return self.model.get_input_embeddings()
 
     def activation_checkpointing_enable(self, **options: Json) -> None:
+        """Let the fitted model's layers run again in the backward pass."""
         self.model.activation_checkpointing_enable(**options)
 
     def gradient_checkpointing_enable(self, **options: Json) -> None:
+        """Let the fitted model's layers run again in the backward pass, under transformers'
+        older name."""
         self.model.gradient_checkpointing_enable(**options)

@@ -114,10 +114,10 @@ class SpectrumObjective(TrainingObjective[Fitted]):
             size += numbers.nbytes
         return TrainedPart((f"the spectrum ({self.within})",), count, size)
 
-    def space(self, start: str) -> spectrum.SpectrumSpace:
+    def space(self, start: str) -> spectrum.LearnedSpectrum:
         """Return the space in which a fit moves the spectrum, beginning at a closed form."""
         plan = self.starts[start]
-        return spectrum.spectrum_space(
+        return spectrum.learned_spectrum(
             self.within, plan.main, self.target, self.options.ceiling * plan.factor
         )
 
@@ -213,7 +213,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
             if reason is not None:
                 self.note(f"the loss needs whole logits: {reason}")
             self.check_pose_jumps(model)
-            spectrum.install_space(model, plan.sites, self.target, space)
+            spectrum.install_learned_spectrum(model, plan.sites, self.target, space)
             tail = self.judge.frame.tail_span(self.target)[0]
             learner = spectrum.SpectrumLearner(model, space, sliced=reason is None, tail=tail)
             self.say(
@@ -240,7 +240,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
                 lower = "(a lower --learning-rate may go further)"
                 self.note(f"stopped: {error.where} {judged} {lower}")
             finally:
-                spectrum.remove_space(model)
+                spectrum.remove_learned_spectrum(model)
                 del learner
                 gc.collect()
         last = trainer.last_checkpoint(self.folder / label)
@@ -248,7 +248,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
             self.history = trainer.history_in(last, 0)
 
     def _evaluate(
-        self, space: spectrum.SpectrumSpace, _: nn.Module, step: int
+        self, space: spectrum.LearnedSpectrum, _: nn.Module, step: int
     ) -> tuple[float, float]:
         """Read the held-out documents by the spectrum in training, and keep it with its reading."""
         left = space.outside()

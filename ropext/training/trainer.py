@@ -70,6 +70,7 @@ class LossNotFinite(Stopped):
     """Raised if a loss becomes infinite or not-a-number; `where` names the step and the loss."""
 
     def __init__(self, where: str) -> None:
+        """Name the optimiser step, and the options that may help the training."""
         self.where = where
         super().__init__(
             f"{where}; the checkpoints before it are kept: lower --learning-rate, or lengthen "

@@ -30,9 +30,9 @@ def live(model, within="longrope", method="yarn", ceiling=16.0, **knobs):
     """Make a model whose spectrum moves, patched to its start."""
     config = config_of(model)
     plan = plan_of(config, method, **knobs)
-    space = spectrum.spectrum_space(within, plan.main, TARGET, ceiling)
+    space = spectrum.learned_spectrum(within, plan.main, TARGET, ceiling)
     apply_config(model, plan_of(config, space.method, **space.knobs()).config)
-    spectrum.install_space(model, plan.sites, TARGET, space)
+    spectrum.install_learned_spectrum(model, plan.sites, TARGET, space)
     return space, plan, config
 
 
@@ -127,10 +127,10 @@ def test_the_written_factors_are_the_fitted_ones(within, method, form):
     global_target = 4096 if within == "yarn" else TARGET
     config = config_of(model)
     plan = make_plan(config, Extend(method=method, target=global_target))
-    space = spectrum.spectrum_space(within, plan.main, global_target, 16.0)
+    space = spectrum.learned_spectrum(within, plan.main, global_target, 16.0)
     apply_config(model, make_plan(config, Extend(method=space.method, target=global_target,
                                           **space.knobs())).config)  # fmt: skip
-    spectrum.install_space(model, plan.sites, global_target, space)
+    spectrum.install_learned_spectrum(model, plan.sites, global_target, space)
     start = space.values()
     assert start[0] == pytest.approx(
         [a / b for a, b in zip(plan.main.rope.spectrum.inv_freq, plan.main.wanted.inv_freq,
@@ -148,7 +148,7 @@ def test_the_written_factors_are_the_fitted_ones(within, method, form):
     assert written.main.wanted.attention_factor == pytest.approx(attention, rel=1e-9)
     with torch.no_grad():
         found = model(ids_of(model)).logits
-    spectrum.remove_space(model)
+    spectrum.remove_learned_spectrum(model)
     apply_config(model, written.config)
     with torch.no_grad():
         stock = model(ids_of(model)).logits
@@ -158,7 +158,7 @@ def test_the_written_factors_are_the_fitted_ones(within, method, form):
 def test_a_pair_is_held_at_its_guard_and_comes_back():
     config = config_of(new_llama())
     plan = plan_of(config, "pi")
-    space = spectrum.spectrum_space("longrope", plan.main, TARGET, 6.0)
+    space = spectrum.learned_spectrum("longrope", plan.main, TARGET, 6.0)
     with torch.no_grad():
         space.offsets[3] = 2.0
         space.offsets[4] = -5.0
@@ -187,13 +187,13 @@ def test_spectra_outside_of_the_guards_are_reported_and_stop_the_training():
     model = new_llama(max_position_embeddings=1024)
     config = config_of(model)
     plan = make_plan(config, Extend(method="yarn", factor=4))
-    ramp = spectrum.spectrum_space("yarn", plan.main, 4096, 16.0)
+    ramp = spectrum.learned_spectrum("yarn", plan.main, 4096, 16.0)
     assert ramp.outside() is None
     with torch.no_grad():
         ramp.ends[0] = 10.0
         ramp.ends[1] = -30.0
     assert "ends crossed" in ramp.outside()
-    theta = spectrum.spectrum_space(
+    theta = spectrum.learned_spectrum(
         "ntk", make_plan(config, Extend(method="ntk", factor=4)).main, 4096, 16.0
     )
     with torch.no_grad():
@@ -215,7 +215,7 @@ def test_a_form_that_the_start_does_not_have_is_refused():
     with pytest.raises(
         UsageError, match="--within yarn needs a start that is written as one yarn rope dict"
     ):
-        spectrum.spectrum_space("yarn", plan.main, TARGET, 16.0)
+        spectrum.learned_spectrum("yarn", plan.main, TARGET, 16.0)
 
 
 def tiny(kind, config_kind, **changes):
@@ -264,7 +264,7 @@ def test_other_rotary_modules_move_too(family):
     found = model(ids_of(model)).logits
     found.square().mean().backward()
     assert float(space.offsets.grad.abs().max()) > 0
-    spectrum.remove_space(model)
+    spectrum.remove_learned_spectrum(model)
     apply_config(model, plan_of(config, "longrope", **space.knobs()).config)
     with torch.no_grad():
         stock = model(ids_of(model)).logits
@@ -287,9 +287,9 @@ def test_only_full_attention_moves_in_a_model_of_several_layer_types():
 def test_a_model_whose_frequencies_no_module_holds_is_refused():
     model = new_llama()
     plan = plan_of(config_of(model), "pi")
-    space = spectrum.spectrum_space("longrope", plan.main, TARGET, 16.0)
+    space = spectrum.learned_spectrum("longrope", plan.main, TARGET, 16.0)
     with pytest.raises(UnsupportedModel, match="no rotary module holds the planned frequencies"):
-        spectrum.install_space(model, plan.sites, TARGET, space)  # it was not patched
+        spectrum.install_learned_spectrum(model, plan.sites, TARGET, space)  # it was not patched
 
 
 def test_a_model_that_passes_no_gradient_is_refused():
