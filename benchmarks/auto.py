@@ -42,7 +42,7 @@ from ropext.pipeline import job
 from ropext.pipeline.prospect import prospect
 from ropext.results import UNTOUCHED
 from ropext.results.values import MARGIN, Value
-from ropext.training.request import FitRequest
+from ropext.training.request import TrainingRequest
 
 STARTS = ("yarn", "llama3", "dynamic")
 # A token that is trained on costs its forward pass and two more backward.
@@ -103,7 +103,7 @@ def searched(
     for start in STARTS:
         output = folder / f"fit-{start}"
         asked: dict[str, Any] = {"factor": factor, "start": start, "steps": steps}
-        with FitRequest(model, str(choosing), Fit(**asked)).prepared(None, NOBODY) as job:
+        with TrainingRequest(model, str(choosing), Fit(**asked)).prepared(None, NOBODY) as job:
             spent += TRAINED_COST * job.tokens + job.forward_tokens
         done = ropext.fit(model, str(choosing), output, say=told, **asked)
         assert done is not None  # the first process, and the only one

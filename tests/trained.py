@@ -5,16 +5,16 @@ from contextlib import contextmanager
 from ropext.base.narration import NOBODY
 from ropext.options.fields import as_place
 from ropext.options.training import Finetune, Fit
-from ropext.training.request import FinetuneRequest, FitRequest
+from ropext.training.request import TrainingRequest
 
 
 @contextmanager
 def asked(kind, model, data, output, call=NOBODY, *, revision=None, **options):
     """Yield a job of the kind "fit" or "finetune"."""
     if kind == "fit":
-        request = FitRequest(str(model), as_place(data), Fit(**options), revision)
+        request = TrainingRequest(str(model), as_place(data), Fit(**options), revision)
     else:
-        request = FinetuneRequest(str(model), as_place(data), Finetune(**options))
+        request = TrainingRequest(str(model), as_place(data), Finetune(**options))
     with request.prepared(output, call) as job:
         yield job
 

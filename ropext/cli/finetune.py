@@ -38,10 +38,10 @@ def command(
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     wanted = push.check_push(push_to_hub, public)
-    from ropext.training.request import FinetuneRequest
+    from ropext.training.request import TrainingRequest
 
     call = call_of(out, force=force)
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
-    request = FinetuneRequest(directory, data, Finetune(**given))
+    request = TrainingRequest(directory, data, Finetune(**given))
     train(out, request, output, call, dry_run, wanted)

@@ -15,7 +15,7 @@ from ropext.options.training import Fit
 
 if TYPE_CHECKING:
     from ropext.training.objective import TrainingObjective
-    from ropext.training.request import FinetuneRequest, FitRequest
+    from ropext.training.request import TrainingRequest
     from ropext.training.result import TrainingResult
 
 NO_OUTPUT = "give -o OUT, the directory to write (or --dry-run to see the settings)"
@@ -31,7 +31,7 @@ DryRun = Annotated[
 
 def train(
     out: Out,
-    request: "FinetuneRequest | FitRequest",
+    request: "TrainingRequest",
     output: Path | None,
     call: Call,
     dry_run: bool,

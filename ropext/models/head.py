@@ -32,6 +32,17 @@ SAME_HALF_PRODUCT = 2**-7
 # and at least this large.
 STRETCH = 16
 LARGE_LOGIT = 100.0
+PROBE = 32  # tokens
+
+
+def probe_token_ids(model: "PreTrainedModel") -> "torch.Tensor":
+    """Return random tokens that probe how a model in memory computes."""
+    import torch
+
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, weight.shape[0], (1, PROBE), generator=generator).to(weight.device)
 
 
 def plain_head(model: "PreTrainedModel") -> "torch.nn.Linear | None":

@@ -122,12 +122,12 @@ class AutoChoice:
         Raise the error of the fit if the fit is impossible.
         """
         from ropext.training import judge
-        from ropext.training.request import FitRequest
+        from ropext.training.request import TrainingRequest
 
         planned = self.planned
         recipe = {f"{EXTEND}.method": method, **keys, **self._judging()}
         chosen = planned.recipe.chosen({"recipe": recipe, "fits": True})
-        request = FitRequest(
+        request = TrainingRequest(
             model=planned.contenders.snapshot.name,
             data=str(keys[f"{FIT}.data"]),
             options=chosen.fitting(),

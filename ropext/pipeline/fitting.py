@@ -15,18 +15,20 @@ from ropext.pipeline import extending
 from ropext.planning import Plan
 
 if TYPE_CHECKING:
-    from ropext.training.request import FitRequest
+    from ropext.training.request import TrainingRequest
 
 
-def fit_request(model: str, data: str, options: Fit, revision: str | None = None) -> "FitRequest":
+def fit_request(
+    model: str, data: str, options: Fit, revision: str | None = None
+) -> "TrainingRequest":
     """Return the request for a fit of a model."""
-    from ropext.training.request import FitRequest
+    from ropext.training.request import TrainingRequest
 
     finish = None
     gguf = bundled.find_gguf(model)
     if gguf is not None:
         finish = partial(_add_gguf, model, f"{gguf.stem}-long.gguf")
-    return FitRequest(model, data, options, revision, finish)
+    return TrainingRequest(model, data, options, revision, finish)
 
 
 def _add_gguf(model: str, name: str, output: Path, call: Call, directory: Path) -> None:

@@ -119,13 +119,13 @@ def finetune(
     **options: Any,
 ) -> "Finetuned":
     """Fine-tune an extended checkpoint and return the result."""
-    from ropext.training.request import FinetuneRequest
+    from ropext.training.request import TrainingRequest
 
     place = from_home(output)
     call = Call(Hooks(say), force=force)
-    request = FinetuneRequest(model_name(directory), as_place(data), Finetune(**options))
+    request = TrainingRequest(model_name(directory), as_place(data), Finetune(**options))
     with request.prepared(place, call) as job:
-        done = job.make(place, call)
+        done: Finetuned | None = job.make(place, call)
     assert done is not None  # every process of a fine-tuning has it
     return done
 

@@ -26,13 +26,13 @@ class FitStage(CheckpointStage):
         return self.section() | base | {"config": digest(work.base.config)}
 
     def write(self) -> None:
-        from ropext.training.request import FitRequest
+        from ropext.training.request import TrainingRequest
 
         base = self.work.base
         revision = base.commit if base.is_on_hub else None
         data = str(self.work.recipe.options(FIT)["data"])
         call = self.work.call_of_stages
-        request = FitRequest(base.name, data, self.options, revision)
+        request = TrainingRequest(base.name, data, self.options, revision)
         with request.prepared(self.place, call) as training:
             training.make(self.place, call)
 
@@ -57,13 +57,13 @@ class FinetuneStage(CheckpointStage):
         return self.section() | (self.work.left(source) or {})
 
     def write(self) -> None:
-        from ropext.training.request import FinetuneRequest
+        from ropext.training.request import TrainingRequest
 
         data = str(self.work.recipe.options(FINETUNE)["data"])
         call = self.work.call_of_stages
         options = self.work.recipe.finetuning()
         (source,) = self.starts_from
-        request = FinetuneRequest(str(self.work.checkpoint(source)), data, options)
+        request = TrainingRequest(str(self.work.checkpoint(source)), data, options)
         with request.prepared(self.place, call) as training:
             training.make(self.place, call)
 

@@ -14,6 +14,7 @@ from ropext.files.checkpoint.provenance import Record, record_in
 from ropext.files.checkpoint.snapshot import with_weights
 from ropext.files.inspecting import plan_config
 from ropext.models.adapter import add_adapter
+from ropext.models.head import PROBE, probe_token_ids
 from ropext.models.load import load_model, loading_of, memory_errors, silenced
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import DocumentOptions
@@ -24,8 +25,6 @@ from ropext.serving.content import content_digest
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedTokenizerFast
-
-PROBE = 32  # tokens that are read in two ways, once with a cache that was cut in the middle
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,12 @@ def load_served_model(
         piece = max(piece, plan.fold.window)  # the folded attention is fastest in such blocks
     if not continues:
         say("this model's cache cannot be read on from: each question is read from its start")
-    by = _extension(snapshot) if plan is None else plan
+    by = plan or _extension(snapshot)
+    method: str | None = None
+    factor: float | None = None
+    if by is not None:
+        method = by.method
+        factor = by.target / by.context
     return ServedModel(
         names=wish.served_names or (wish.name,),
         model=model,
@@ -125,8 +129,8 @@ def load_served_model(
         continues=continues,
         piece=piece,
         content=content,
-        method=None if by is None else by.method,
-        factor=None if by is None else by.target / by.context,
+        method=method,
+        factor=factor,
     )
 
 
@@ -155,9 +159,7 @@ def continues_after_cut(model: Any) -> bool:
     """
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    ids = torch.randint(0, vocabulary, (1, PROBE), generator=generator).to(model.device)
+    ids = probe_token_ids(model)
     half = PROBE // 2
     other = torch.cat([ids[:, :half], ids[:, half:].flip(1)], 1)
     bound = TOLERANCE.get(str(model.dtype), HALF_TOLERANCE)

@@ -1,9 +1,6 @@
 """Prepare a fit: open the model, read the documents, and settle which numbers move and where they
 start."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from ropext.base.errors import UnsupportedModel, UsageError
 from ropext.evaluation import corpus
 from ropext.files.checkpoint import open_snapshot, with_weights
@@ -11,7 +8,7 @@ from ropext.files.checkpoint.provenance import read_record
 from ropext.files.inspecting import open_model
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
-from ropext.options.tasks import Item, check_amount
+from ropext.options.tasks import check_amount
 from ropext.options.training import Fit
 from ropext.planning import Plan
 from ropext.results.overlap import recorded_training
@@ -63,8 +60,7 @@ def prepare_fit(
     read = data.read_fit_data(
         source, options, encoder, plan.target, enough, recorded_training(record)
     )
-    posed = _pose_questions(encoder, read, options, plan, strategy)
-    notes = list(posed.why_no_questions)
+    questions, notes = _pose_questions(encoder, read, options, plan, strategy)
     notes += read.notes
     if warning := few_documents_warning(read.held_out):
         notes.append(warning)
@@ -83,29 +79,15 @@ def prepare_fit(
         settings=settings,
         data=read,
         encoder=encoder,
-        rows=TrainingRows(
-            read.documents, strategy, count, options.seed, posed.drawn, far_half=True
-        ),
+        rows=TrainingRows(read.documents, strategy, count, options.seed, questions, far_half=True),
         judge=judging_workload(
             read.held_out, (plan.context, plan.target), encoder.seed, encoder.bos
         ),
         chooses_step=True,
         within=starts.within,
         starts=starts.forms,
-        near=posed.near,
-        far=posed.far,
         remarks=notes,
     )
-
-
-@dataclass(frozen=True)
-class PosedQuestions:
-    """Retrieval questions of a fit."""
-
-    drawn: FitQuestions | None = None  # questions in the training rows
-    near: Sequence[Item] = ()  # questions inside the context, of the base
-    far: Sequence[Item] = ()  # questions at the target, before and after the fit
-    why_no_questions: Sequence[str] = ()  # why there are no questions
 
 
 def _pose_questions(
@@ -114,20 +96,16 @@ def _pose_questions(
     options: Fit,
     plan: Plan,
     strategy: FullRows | PoseRows,
-) -> PosedQuestions:
-    """Draw the retrieval questions of a fit; draw none if none are wanted, or if none can be
-    made."""
+) -> tuple[FitQuestions | None, list[str]]:
+    """Return the retrieval questions of a fit, None if none are wanted or none can be made; and the
+    notes on why not."""
     share = options.retrieval_share
     count = options.retrieval_items
     if not share and not count:
-        return PosedQuestions()
+        return None, []
     questions = FitQuestions(encoder, read.documents, strategy, options.seed, share)
     reason = questions.why_no_questions(min(plan.context, plan.target))
     if reason is not None:
-        return PosedQuestions(why_no_questions=[f"retrieval is left out: {reason}"])
+        return None, [f"retrieval is left out: {reason}"]
     check_amount(count * (plan.context + plan.target), "give fewer --retrieval-items")
-    if not count:
-        return PosedQuestions(questions)
-    near = questions.measured_questions(plan.context, count)
-    far = questions.measured_questions(plan.target, count)
-    return PosedQuestions(questions, near, far)
+    return questions, []

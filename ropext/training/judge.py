@@ -9,7 +9,6 @@ from pathlib import Path
 from torch import nn
 
 from ropext.base.jsontext import Json, JsonObject
-from ropext.base.lengths import forward_tokens, short_windows
 from ropext.base.narration import Hooks, Show, no_progress
 from ropext.evaluation import corpus
 from ropext.evaluation.reader import Progress, Reader
@@ -41,12 +40,6 @@ def read_in_training(
     stores = {variant.label: store or Store()}
     progress = Progress(hooks=Hooks(show=pause))
     return Reader(lambda _: nullcontext(model)).measure([variant], reads, stores, progress)
-
-
-def count_base_tokens(reads: Workload) -> int:
-    """Count the tokens of held-out documents that the base of a fit reads in its short windows."""
-    windows = short_windows(reads.frame.longest, reads.frame.context)
-    return len(reads.documents) * forward_tokens(windows)
 
 
 def base_can_answer(items: Sequence[ItemScore]) -> bool:

@@ -12,15 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ropext.models.head import replaced_forward, why_not_plain
+from ropext.models.head import PROBE, probe_token_ids, replaced_forward, why_not_plain
 from ropext.models.processes import by_first
 from ropext.training.rows import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.utils.generic import ModelOutput
-
-PROBE = 32  # tokens
 
 
 @contextmanager
@@ -32,14 +30,6 @@ def _in_evaluation_mode(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-def probe_token_ids(model: "PreTrainedModel") -> torch.Tensor:
-    """Return random tokens that probe how a model computes before it is trained."""
-    weight = model.get_input_embeddings().weight
-    assert isinstance(weight, torch.Tensor)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, weight.shape[0], (1, PROBE), generator=generator).to(weight.device)
 
 
 @torch.no_grad()

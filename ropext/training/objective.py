@@ -51,7 +51,7 @@ from ropext.files.checkpoint.staging import (
 )
 from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
-from ropext.models.head import predicted_head_problem
+from ropext.models.head import PROBE, predicted_head_problem
 from ropext.models.load import free_memory, memory_errors, skeleton
 from ropext.options.fields import FILES, NUMBERS
 from ropext.options.tasks import Item
@@ -394,7 +394,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         """Refuse to train on short rows (pose) if their second chunk would not see the first."""
         if self.options.strategy != "pose":
             return
-        jump = self.target - loss.PROBE
+        jump = self.target - PROBE
         if not processes.by_first(lambda: loss.chunks_are_joined(model, jump)):
             raise InputError(
                 "--strategy pose: in this model's attention the second chunk of a row sees "

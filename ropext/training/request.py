@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ropext.base import guard
 from ropext.base.narration import Call
@@ -15,58 +15,46 @@ from ropext.models.load import silenced
 from ropext.options.fields import Texts, reads
 from ropext.options.training import Finetune, Fit
 
-if TYPE_CHECKING:  # at run time only one of the two is imported
-    from ropext.training.finetune import AdapterObjective
-    from ropext.training.objective import Finish
-    from ropext.training.spectrum_objective import SpectrumObjective
+if TYPE_CHECKING:  # at run time only one objective is imported
+    from ropext.training.objective import Finish, TrainingObjective
 
 
 @dataclass(frozen=True)
-class FinetuneRequest:
-    """An extended checkpoint that is to be trained."""
-
-    directory: str
-    data: str  # a place, or the texts themselves
-    options: Finetune
-
-    @contextmanager
-    def prepared(self, output: Path | None, call: Call) -> Iterator["AdapterObjective"]:
-        """Open the checkpoint to fine-tune, read the documents, choose the settings, and yield
-        the objective."""
-        _check_output_guard({"DIR": self.directory}, self.data, self.options, output)
-        require_data(Source(self.data))
-        if self.options.evaluate is not None:
-            require_data(Source(self.options.evaluate, flag="--eval"))
-        from ropext.training import finetune  # late: a wrong path is refused before torch is loaded
-
-        with silenced():
-            yield finetune.prepare_finetune(self.directory, self.data, self.options)
-
-
-@dataclass(frozen=True)
-class FitRequest:
-    """A model whose spectrum is to be fitted."""
+class TrainingRequest:
+    """The wanted training: of an extended checkpoint (finetune), or of a model's spectrum (fit)."""
 
     model: str
     data: str  # a place, or the texts themselves
-    options: Fit
+    options: Finetune | Fit
     revision: str | None = None
-    finish: "Finish | None" = None  # adds to the output, before that has its name
+    finish: "Finish | None" = None  # adds to the output of a fit, before that has its name
 
     @contextmanager
-    def prepared(self, output: Path | None, call: Call) -> Iterator["SpectrumObjective"]:
-        """Open the model to fit, read the documents, choose the settings, and yield the
-        objective. A GGUF is opened as a temporary directory of its weights."""
-        _check_output_guard({"MODEL": self.model}, self.data, self.options, output)
+    def prepared(self, output: Path | None, call: Call) -> Iterator["TrainingObjective[Any]"]:
+        """Open the model to train, read the documents, choose the settings, and yield the
+        objective. A fit opens a GGUF as a temporary directory of its weights."""
+        options = self.options
+        subject = "DIR"
+        if isinstance(options, Fit):
+            subject = "MODEL"
+        _check_output_guard({subject: self.model}, self.data, options, output)
         require_data(Source(self.data))
-        from ropext.training import fit  # late, as above
+        if isinstance(options, Fit):
+            from ropext.training import fit  # late: a wrong path is refused before torch is loaded
 
-        with silenced(), directory_of(self.model, call.hooks.say) as place:
-            objective = fit.prepare_fit(
-                place, self.data, self.options, self.revision, named=self.model
-            )
-            objective.finish = self.finish
-            yield objective
+            with silenced(), directory_of(self.model, call.hooks.say) as place:
+                objective = fit.prepare_fit(
+                    place, self.data, options, self.revision, named=self.model
+                )
+                objective.finish = self.finish
+                yield objective
+            return
+        if options.evaluate is not None:
+            require_data(Source(options.evaluate, flag="--eval"))
+        from ropext.training import finetune  # late, as above
+
+        with silenced():
+            yield finetune.prepare_finetune(self.model, self.data, options)
 
 
 def _check_output_guard(

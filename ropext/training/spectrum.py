@@ -18,9 +18,10 @@ from torch.nn import functional
 
 from ropext.base.errors import InputError, Stopped, UnsupportedModel, UsageError
 from ropext.base.jsontext import Json
+from ropext.models.head import probe_token_ids
 from ropext.scaling.forms import LARGEST_THETA, yarn_bounds
 from ropext.scaling.rope import RopeSite, compression
-from ropext.training.loss import head_loss, next_token_labels, probe_token_ids
+from ropext.training.loss import head_loss, next_token_labels
 from ropext.training.rows import IGNORED
 
 if TYPE_CHECKING:

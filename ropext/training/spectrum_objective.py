@@ -26,13 +26,12 @@ from ropext.training.fit_writing import write_fitted
 from ropext.training.judge import (
     JudgedSteps,
     base_can_answer,
-    count_base_tokens,
     fit_numbers,
     read_in_training,
 )
 from ropext.training.objective import Finish, TrainedPart, TrainingObjective
 from ropext.training.result import Fitted
-from ropext.training.rows import RowsWithShortWindows
+from ropext.training.rows import FitQuestions, RowsWithShortWindows
 from ropext.training.starts import plan_by_method
 
 if TYPE_CHECKING:
@@ -73,6 +72,11 @@ class SpectrumObjective(TrainingObjective[Fitted]):
             start = f"the best of {start}"
         self.title = f"from {self.context} to {self.target} tokens, starting from {start}"
         per_step = self.settings.rows.value
+        questions = self.rows.questions
+        count = self.options.retrieval_items
+        if count and isinstance(questions, FitQuestions):
+            self.near = questions.measured_questions(self.context, count)
+            self.far = questions.measured_questions(self.target, count)
         documents = self.data.documents
         self.mixed = RowsWithShortWindows(
             self.rows, per_step, documents, self.context, self.options
@@ -94,7 +98,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
     def _base_tokens(self) -> int:
         """Return the tokens of the held-out documents that the base of a fit reads in its short
         windows."""
-        return count_base_tokens(self.judge)
+        return self.judge.tokens(Variant(BASE, BASE, self.snapshot))
 
     def _tokens_read(self, judgements: int) -> int:
         """Count the tokens that a fit read without gradients until now, by all processes and

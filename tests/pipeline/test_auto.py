@@ -233,7 +233,7 @@ def test_a_fit_is_counted_on_the_revision_that_was_named(tmp_path, monkeypatch):
         opened.append(request.revision)
         raise InputError("this fit cannot be done")
 
-    monkeypatch.setattr("ropext.training.request.FitRequest.prepared", prepared)
+    monkeypatch.setattr("ropext.training.request.TrainingRequest.prepared", prepared)
     fit = own.fit_of("yarn", ORDER)
     assert opened == ["v1", "v1"]  # from three forms, then from the chosen one
     assert (fit.keys, fit.why_not) == ({}, "this fit cannot be done")

@@ -41,7 +41,7 @@ from ropext.results.perplexity import EvaluationSettings, Reading
 from ropext.results.values import Bootstrap, Value
 from ropext.training import fit_report, report, tables, trainer, tuned_report
 from ropext.training.judge import training_numbers
-from ropext.training.request import FinetuneRequest
+from ropext.training.request import TrainingRequest
 
 pytestmark = pytest.mark.slow
 
@@ -385,7 +385,7 @@ def test_the_same_training_into_its_output_was_done_before(
 
     def asked(force=False, model=extended, **options):
         call = Call(force=force)
-        request = FinetuneRequest(
+        request = TrainingRequest(
             str(model), str(stories), Finetune(**RUN | {"control": True} | options)
         )
         with request.prepared(output, call) as job:

@@ -25,7 +25,7 @@ from ropext.options.training import Finetune
 from ropext.results import rules
 from ropext.training import finetune, models, trainer
 from ropext.training.loss import use_sliced_loss
-from ropext.training.request import FinetuneRequest
+from ropext.training.request import TrainingRequest
 from ropext.training.rows import RowCollator
 
 RANK = int(os.environ["RANK"])
@@ -143,7 +143,7 @@ def ddp(extended, stories, output, options):
     trainer._Trainer.training_step = looks
     values = iter((3.0, 3.5 - RANK))
     rules.far_loss = lambda *_: next(values)
-    request = FinetuneRequest(extended, stories, Finetune(**options))
+    request = TrainingRequest(extended, stories, Finetune(**options))
     with request.prepared(Path(output), NOBODY) as job:
         done = job.make(Path(output), NOBODY)
     return seen | {"losses": done.by_step, "evaluations": done.evaluations}
