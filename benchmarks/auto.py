@@ -32,6 +32,7 @@ import counting_model
 import numpy as np
 import torch
 import transformers
+from ropext.pipeline.prospect import prospect
 
 import ropext
 from ropext.base.bundled import DATA, MODELS
@@ -39,7 +40,6 @@ from ropext.base.jsontext import read_values
 from ropext.base.narration import NOBODY
 from ropext.options.training import Fit
 from ropext.pipeline import job
-from ropext.pipeline.prospect import prospect
 from ropext.results import UNTOUCHED
 from ropext.results.values import MARGIN, Value
 from ropext.training.request import TrainingRequest
