@@ -32,7 +32,6 @@ import counting_model
 import numpy as np
 import torch
 import transformers
-from ropext.pipeline.prospect import prospect
 
 import ropext
 from ropext.base.bundled import DATA, MODELS
@@ -40,6 +39,7 @@ from ropext.base.jsontext import read_values
 from ropext.base.narration import NOBODY
 from ropext.options.training import Fit
 from ropext.pipeline import job
+from ropext.pipeline.planned_choice import plan_choice
 from ropext.results import UNTOUCHED
 from ropext.results.values import MARGIN, Value
 from ropext.training.request import TrainingRequest
@@ -70,7 +70,7 @@ def chosen(model: str, data: str, factor: float, steps: int, folder: Path) -> di
     }
     ropext.run(recipe, folder / "out", say=told).raise_if_failed()
     run = json.loads((folder / "out/ropext.json").read_text(encoding="utf-8"))["run"]
-    verdict = prospect(job.read(recipe), NOBODY).verdict_tokens
+    verdict = plan_choice(job.read(recipe), NOBODY).verdict_tokens
     return {
         **run["choice"],
         "variants": run["evaluation"]["variants"],
