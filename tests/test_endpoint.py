@@ -32,7 +32,7 @@ from ropext.endpoint import server as ports
 from ropext.endpoint.cell import FORM
 from ropext.endpoint.logprobs import next_token, require_logprobs
 from ropext.verifying import server as endpoint
-from ropext.verifying.judging import Neighbour, judge
+from ropext.verifying.judging import Neighbour, judge_neighbour
 
 # Token ids -> the log-probability of every next token.
 Reference = Callable[[Sequence[int]], Sequence[float]]
@@ -72,7 +72,7 @@ def directory(tmp_path_factory) -> Path:
 
 def reference_of(directory: Path) -> Reference:
     """Load a model by transformers; return what gives the log-probabilities of the next token."""
-    rows = endpoint.transformers_rows(endpoint.ReferenceModel(directory))
+    rows = endpoint.load_reference(endpoint.ReferenceModel(directory))
     return lambda ids: rows(ids, [len(ids)])[0]
 
 
@@ -173,7 +173,7 @@ def serving(kind: str, compute, limit: int = TARGET, requests: list | None = Non
         thread.join()
 
 
-def probe(url: str, directory: Path) -> endpoint.Probe:
+def probe(url: str, directory: Path) -> endpoint.ServerAnswers:
     reference = endpoint.ReferenceModel(directory)
     return endpoint.probe_server(url, endpoint.ServerQuestion(reference, CONTEXT, TARGET))
 
@@ -333,16 +333,16 @@ def test_two_readings_are_distinguished_by_hand() -> None:
     near = Neighbour("other", {}, decides=True)
     plan = [[0.0]] * 4
     other = [[1.0], [1.0], [2.0], [2.0]]
-    done = judge(near, [[0.1], [-0.1], [0.2], [0.4]], plan, other)
+    done = judge_neighbour(near, [[0.1], [-0.1], [0.2], [0.4]], plan, other)
     assert done.apart == pytest.approx(math.sqrt(10 / 4))
     assert done.at == pytest.approx((0.1 - 0.1 + 0.4 + 0.8) / 10)
     without = [1.1 / 9, 1.3 / 9, 0.8 / 6, 0.4 / 6]
     spread = sum((each - sum(without) / 4) ** 2 for each in without)
     assert done.margin == pytest.approx(3.18245 * math.sqrt(3 / 4 * spread), rel=2e-3)
     assert done.is_excluded
-    assert judge(near, other, plan, other).is_it
-    assert not judge(near, [[0.5], [0.5], [1.0], [1.0]], plan, other).is_excluded
-    assert not judge(near, plan, plan, [[1e-4]] * 4).is_excluded
+    assert judge_neighbour(near, other, plan, other).is_it
+    assert not judge_neighbour(near, [[0.5], [0.5], [1.0], [1.0]], plan, other).is_excluded
+    assert not judge_neighbour(near, plan, plan, [[1e-4]] * 4).is_excluded
 
 
 def test_the_place_of_differing_prompts_is_named(directory: Path, right, unscaled) -> None:
@@ -763,10 +763,10 @@ RIGHT = ([0.19, 0.1, 0.16, 0.17, 0.1, 0.12, 0.24, 0.09], [0.08, 0.22, 0.2, 0.11,
 FACTOR_5 = ([0.36, 0.4, 0.11, 0.2, 0.12, 0.44, 0.2, 0.28], [0.1, 0.34, 0.6, 0.25, 0.43, 0.2])
 
 
-def measured(inside: Sequence[float], beyond: Sequence[float]) -> endpoint.Probe:
-    prompts = [endpoint.Prompt(256, False, gap) for gap in inside]
-    prompts += [endpoint.Prompt(2047, True, gap) for gap in beyond]
-    return endpoint.Probe("m", 2048, endpoint.TOLERANCE, tuple(prompts))
+def measured(inside: Sequence[float], beyond: Sequence[float]) -> endpoint.ServerAnswers:
+    prompts = [endpoint.ComparedPrompt(256, False, gap) for gap in inside]
+    prompts += [endpoint.ComparedPrompt(2047, True, gap) for gap in beyond]
+    return endpoint.ServerAnswers("m", 2048, endpoint.TOLERANCE, tuple(prompts))
 
 
 def test_the_tolerance_is_between_a_right_quantised_server_and_a_quarter_more_of_the_factor():

@@ -103,7 +103,7 @@ def check_directory(
 
 
 def _rotary_subject(snapshot: Snapshot, against: str | None, depth: Depth) -> RotarySubject:
-    """Return a model that rotates, with the claim and the base to check it against."""
+    """Return the model that rotates, with the claim and the base to check it against."""
     record = provenance.record_in(snapshot)
     with naming_config(snapshot):
         model = snapshot.as_read()
@@ -114,7 +114,7 @@ def _rotary_subject(snapshot: Snapshot, against: str | None, depth: Depth) -> Ro
 def _check_unrotated(
     snapshot: Snapshot, positions: Positions, against: str | None, depth: Depth
 ) -> Verification:
-    """Return the verification of a directory whose model rotates nothing."""
+    """Run all checks of a directory whose model rotates nothing; return its verification."""
     from ropext.verifying.tables import TableSubject, check_tables  # late: no rotary model needs it
 
     record = provenance.record_in(snapshot)

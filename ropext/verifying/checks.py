@@ -13,7 +13,7 @@ from ropext.verifying.claim import Claim
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check."""
+    """The result of one check of a file or a server: passed, failed, or not known."""
 
     what: str
     passed: bool | None  # None: there was nothing to compare with
@@ -32,20 +32,22 @@ class Verification:
 
     @property
     def passed(self) -> bool:
+        """Return whether every check of the model passed."""
         return all(check.passed for check in self.checks)
 
     def is_only_unknown(self, what: str) -> bool:
-        """Return True if all that did not pass is one check whose answer nobody knows."""
+        """Return whether one check, whose answer nobody knows, is all that did not pass."""
         return bool(self.failures()) and all(
             check.what == what and check.passed is None for check in self.failures()
         )
 
     def failures(self) -> tuple[Check, ...]:
+        """Return the checks that failed or whose answer is not known."""
         return tuple(check for check in self.checks if not check.passed)
 
     @property
     def verdict(self) -> str:
-        """Return the outcome in one line."""
+        """Return the outcome of all checks of a model in one line."""
         states = [check.passed for check in self.checks]
         wrong = states.count(False)
         unknown = states.count(None)
@@ -60,6 +62,7 @@ class Verification:
         return f"{self.directory}: verified ({total} passed)"
 
     def to_json(self) -> dict[str, Json]:
+        """Return the JSON document of `ropext verify`."""
         checks = [values_json(check) for check in self.checks]
         out = {"directory": self.directory, "passed": self.passed, "checks": checks}
         return out | (self.served.to_json() if self.served else {})

@@ -33,8 +33,12 @@ class Claim:
 def claim_of(
     snapshot: Snapshot, model: Model, record: provenance.Record | None, against: str | None
 ) -> tuple[Claim, Snapshot | None]:
-    """Return the claim of a saved plan (a JSON file), of the record, or of the config as ropext
-    reads it; and the base, if `against` names one (a directory or hub id)."""
+    """Return the claim to check a model against, and the base if `against` names one (a directory
+    or hub id).
+
+    It is the claim of a saved plan (a JSON file), of the record, or of the config as ropext reads
+    it.
+    """
     if against is not None and Path(against).is_file() and bundled.find_gguf(against) is None:
         return planned_claim(read_plan(Path(against)), f"--against {against}"), None
     base = open_model(against) if against is not None else None
@@ -61,7 +65,8 @@ def claim_of(
 def table_claim(
     positions: Positions, record: provenance.Record | None, base: Snapshot | None
 ) -> Claim:
-    """Return the claim of a model that rotates nothing: of its record, else of its config."""
+    """Return the claim to check a model without rotation against: of its record, else of its
+    config."""
     before = base.config if base is not None else None
     if record is not None:
         return _recorded_claim(record, before)
@@ -69,7 +74,8 @@ def table_claim(
 
 
 def _recorded_claim(record: provenance.Record, before: JsonObject | None) -> Claim:
-    """Return the claim of a ropext.json; `before` is the base's config if the base is at hand."""
+    """Return the claim to check a model against from its ropext.json; `before` is the base's config
+    if the base is at hand."""
     keys = list[str]()
     for link in provenance.lineage(record):
         for edit in provenance.edits_of(link):
@@ -80,7 +86,8 @@ def _recorded_claim(record: provenance.Record, before: JsonObject | None) -> Cla
 
 
 def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
-    """Return the sites in the JSON of a saved plan; raise ValueError if a number is not finite."""
+    """Return the sites of a saved plan that a model is checked against; raise ValueError if a
+    number is not finite."""
     entries = []
     for site in plan["sites"]:
         wanted = {
@@ -105,7 +112,8 @@ def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
 
 
 def read_plan(path: Path) -> dict[str, Json]:
-    """Return the JSON of a saved plan; raise InputError if its config is no model's config."""
+    """Return the JSON of a saved plan to check a model against; raise InputError if its config is
+    no model's."""
     plan = read_redirected(path)
     if isinstance(config := plan.get("config"), dict):
         check_foreign_parts(config, f"{path}, its config")
@@ -114,8 +122,10 @@ def read_plan(path: Path) -> dict[str, Json]:
 
 
 def planned_claim(plan: JsonObject, name: str) -> Claim:
-    """Return the claim of a saved plan; raise InputError, which calls the plan `name`, if it is
-    damaged."""
+    """Return the claim of a saved plan to check a model against.
+
+    Raise InputError, which calls the plan `name`, if it is damaged.
+    """
     context = plan.get("context")
     target = plan.get("target")
     if type(context) is not int or type(target) is not int or type(plan.get("sites")) is not list:

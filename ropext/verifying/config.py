@@ -17,18 +17,21 @@ LISTED = 5  # names shown of a longer list
 def check_config(
     config: JsonObject, claim: Claim, changed: Iterable[str] | None
 ) -> Iterable[Check]:
-    """Compare every key of config.json except the edits with the base's. `changed` holds the keys
-    that transformers now reads differently, or None if that is not known."""
+    """Check that every key of config.json except the edits equals the base's.
+
+    `changed` holds the keys that transformers now reads differently, or None if that is not known.
+    """
     if claim.base is None:
         return
 
-    def within(key: str, others: Iterable[str]) -> bool:
+    def within_keys(key: str, others: Iterable[str]) -> bool:
+        """Return whether a key is one of the others, contains one, or is inside one."""
         return any(f"{key}.".startswith(f"{o}.") or f"{o}.".startswith(f"{key}.") for o in others)
 
     edits = {edit.key: edit for edit in families.diff(claim.base, config)}
-    beside = {key: edit for key, edit in edits.items() if not within(key, claim.edited)}
+    beside = {key: edit for key, edit in edits.items() if not within_keys(key, claim.edited)}
     both = [key for key, e in beside.items() if ABSENT not in (e.before, e.after)]
-    differing = both if changed is None else [key for key in beside if within(key, changed)]
+    differing = both if changed is None else [key for key in beside if within_keys(key, changed)]
     wrong = [key for key in differing if key.rpartition(".")[2] not in families.FREE_KEYS]
     for key in wrong:
         was, now = (repr(v)[:60] for v in (beside[key].before, beside[key].after))
@@ -43,7 +46,7 @@ def check_config(
 
 
 def check_limits(snapshot: Snapshot, claim: Claim) -> Iterable[Check]:
-    """Check that no limit of the tokenizer or generation config is below the target."""
+    """Check that no limit of the tokenizer or generation config is below the claimed target."""
     target = claim.target
     edits, _ = length_edits(snapshot, claim.context, target)
     for edit in edits:
@@ -59,7 +62,7 @@ def check_limits(snapshot: Snapshot, claim: Claim) -> Iterable[Check]:
 
 
 def check_tied(pairs: Iterable[str]) -> Iterable[Check]:
-    """Return a failed check for each pair of stored tensors that the config ties and that
+    """Return a failed check for each pair of stored tensors that the config ties although they
     differ."""
     for pair in pairs:
         yield Check(

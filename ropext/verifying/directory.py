@@ -13,7 +13,7 @@ from ropext.verifying.weights import check_other_sets, check_weights
 
 
 def check_rotary(subject: RotarySubject) -> Iterator[Check]:
-    """Run all checks of a directory whose model rotates."""
+    """Run all checks of a written directory whose model rotates."""
     snapshot = subject.snapshot
     yield from check_other_sets(snapshot)
     recorded = subject.record is not None
@@ -75,8 +75,8 @@ def _misled_engines(model: Model) -> list[str]:
 
 
 def check_lengths(subject: RotarySubject) -> Iterable[Check]:
-    """Compare max_position_embeddings with the target, and find limits below the target in other
-    files."""
+    """Check that max_position_embeddings equals the claimed target, and that no other file limits
+    the length."""
     stated = subject.model.stated_context
     claim = subject.claim
     target = claim.target
@@ -89,7 +89,8 @@ def check_lengths(subject: RotarySubject) -> Iterable[Check]:
 
 
 def check_spectrum(subject: RotarySubject) -> Iterator[Check]:
-    """Compare the frequencies and tensors of the model that transformers builds with the claim."""
+    """Check that transformers builds the claimed frequencies, and every tensor, from a written
+    directory."""
     claim = subject.claim
     config = subject.snapshot.config
     request = proof.BuildRequest(

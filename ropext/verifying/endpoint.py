@@ -20,7 +20,7 @@ from ropext.verifying.neighbours import PLAIN, neighbours
 if TYPE_CHECKING:
     from ropext.verifying import server
 
-Probe = Callable[["AskedServer", RotarySubject], "server.Probe"]
+Probe = Callable[["AskedServer", RotarySubject], "server.ServerAnswers"]
 ENDPOINT = "endpoint"
 UNKNOWN = ("another factor", PLAIN)  # neighbours that nothing here computes
 
@@ -38,7 +38,7 @@ class AskedServer:
     say: Say = no_messages
 
     def check_answers(self, subject: RotarySubject, probe: Probe) -> Check:
-        """Compare the server's answers with the directory or GGUF file that it serves."""
+        """Check that a running server's answers match the directory or GGUF file that it serves."""
         if self.beside is not None:
             return self._compare_with_plain(self.beside, subject)
         try:
@@ -52,7 +52,8 @@ class AskedServer:
         return Check(ENDPOINT, passed, f"{self.url} {sentence}", f"the server {sentence}")
 
     def _compare_with_plain(self, beside: PlainServer, subject: RotarySubject) -> Check:
-        """Compare the server with a server of the plain model."""
+        """Check that a running server's answers differ from those of a server of the plain
+        model."""
         model = subject.model
         claim = subject.claim
         if model.vocab_size is None:
@@ -65,16 +66,17 @@ class AskedServer:
         done = compare_with_plain(server, name, plain)
         return self._check_of(done.is_on, f"serves {name}; {done.sentence}")
 
-    def probe_directory(self, subject: RotarySubject) -> "server.Probe":
-        """Compare the server with a directory, as transformers reads it."""
+    def probe_directory(self, subject: RotarySubject) -> "server.ServerAnswers":
+        """Compare a running server's answers with a directory, as transformers reads it."""
         config = self.config or subject.snapshot.config
         near = [Neighbour(name, None, decides=True) for name in UNKNOWN]
         if not subject.depth.trust_remote_code:  # else the model's own code builds it
             near = neighbours(config, subject.model, subject.claim.base)
         return self._probe(subject, subject.snapshot.directory, near)
 
-    def probe_file(self, subject: RotarySubject) -> "server.Probe":
-        """Compare the server with a GGUF's weights as transformers reads them, dequantised."""
+    def probe_file(self, subject: RotarySubject) -> "server.ServerAnswers":
+        """Compare a running server's answers with a GGUF's weights as transformers reads them,
+        dequantised."""
         from ropext.models.dequantising import directory_of, with_rope
 
         snapshot = subject.snapshot
@@ -97,8 +99,9 @@ class AskedServer:
         directory: Path,
         near: Sequence[Neighbour],
         vocab_size: int | None = None,
-    ) -> "server.Probe":
-        """Compare the server with the model that transformers runs from a directory."""
+    ) -> "server.ServerAnswers":
+        """Compare a running server's answers with the model that transformers runs from a
+        directory."""
         from ropext.verifying import server  # late: it runs the model
 
         trust = subject.depth.trust_remote_code
@@ -115,7 +118,7 @@ class AskedServer:
 
 
 def check_saved_plan(path: Path, asked: AskedServer, depth: Depth) -> Verification:
-    """Compare a saved plan with a server that runs its base with the plan's numbers."""
+    """Check that a running server of the base computes the numbers of a saved plan."""
     plan = read_plan(path)
     claim = planned_claim(plan, str(path))
     snapshot = open_snapshot(str(plan.get("model")), weights=True)

@@ -10,13 +10,13 @@ from ropext.verifying.checks import Check, RotarySubject
 
 
 def check_file(subject: RotarySubject) -> Iterator[Check]:
-    """Run all checks of a GGUF file."""
+    """Run all checks of a written GGUF file."""
     yield from check_spectrum(subject)
     yield from check_tensors(subject)
 
 
 def check_spectrum(subject: RotarySubject) -> Iterable[Check]:
-    """Compare the frequencies that ggml computes from the keys of a GGUF file with the claim."""
+    """Check that ggml computes the claimed frequencies from the keys of a GGUF file."""
     claim = subject.claim
     near = claim.context
     if subject.record is not None:
@@ -40,7 +40,7 @@ def check_spectrum(subject: RotarySubject) -> Iterable[Check]:
 
 
 def check_tensors(subject: RotarySubject) -> Iterable[Check]:
-    """Compare the tensors of a GGUF file with the base's, or with the record."""
+    """Check that the tensors of a GGUF file are the base's, or those of the record."""
     file = as_file(subject.snapshot)
     known = _known_tensors(subject)
     deep = subject.depth.deep and bool(known)
@@ -48,7 +48,7 @@ def check_tensors(subject: RotarySubject) -> Iterable[Check]:
     weights = proving.identify_parts(file, content=content, show=subject.depth.show)
     wrong = None
     if known:
-        wrong = _difference(weights, known, deep)
+        wrong = _first_difference(weights, known, deep)
     if wrong is not None:
         return [wrong]
     count = sum(len(part.tensors) for part in file.parts)
@@ -61,7 +61,7 @@ def check_tensors(subject: RotarySubject) -> Iterable[Check]:
 
 
 def _known_tensors(subject: RotarySubject) -> Mapping[str, WeightFile]:
-    """Return the identities of the tensors that a GGUF file should have; nothing if they are not
+    """Return the identities of the tensors to check a GGUF file against; nothing if they are not
     known."""
     if subject.base is not None:  # another kind is refused with the claim
         depth = subject.depth
@@ -71,7 +71,7 @@ def _known_tensors(subject: RotarySubject) -> Mapping[str, WeightFile]:
     return {}
 
 
-def _difference(
+def _first_difference(
     weights: Mapping[str, WeightFile], known: Mapping[str, WeightFile], deep: bool
 ) -> Check | None:
     """Return the failed check of the first part of a GGUF file whose tensors differ; None if none

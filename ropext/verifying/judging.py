@@ -40,36 +40,38 @@ class JudgedNeighbour:
 
     @property
     def is_excluded(self) -> bool:
-        """Return whether the answers are nearer to the plan, over the whole interval."""
+        """Return whether the server's answers are nearer to the plan, over the whole interval."""
         return self.apart >= LEAST and self.at + self.margin < HALF
 
     @property
-    def is_it(self) -> bool:
-        """Return whether the answers are nearer to the neighbour, over the whole interval."""
+    def is_nearer(self) -> bool:
+        """Return whether the server's answers are nearer to the neighbour, over the whole
+        interval."""
         return self.apart >= LEAST and self.at - self.margin > HALF
 
     @property
     def sentence(self) -> str:
-        """Return the name and whether the neighbour is excluded."""
+        """Return whether the server's answers exclude the neighbour, as a sentence."""
         if self.neighbour.config is None:
             return f"{self.neighbour.name}: not excluded (no config says it)"
         if self.apart < LEAST:
             return f"{self.neighbour.name}: not excluded (it answers these prompts as the plan)"
         where = f"{self.at:.2f} ± {self.margin:.2f} of the way, {self.apart:.2g} nats"
-        if self.is_it:
+        if self.is_nearer:
             return f"{self.neighbour.name}: the answers are nearer to it ({where})"
         if self.is_excluded:
             return f"{self.neighbour.name}: excluded ({where})"
         return f"{self.neighbour.name}: not excluded ({where})"
 
 
-def judge(
+def judge_neighbour(
     neighbour: Neighbour,
     answers: Sequence[Numbers],
     plan: Sequence[Numbers],
     other: Sequence[Numbers],
 ) -> JudgedNeighbour:
-    """Judge a neighbour by the same candidates' log-probabilities after each prompt.
+    """Judge whether a server's answers match a neighbour of the plan, by the same candidates'
+    log-probabilities after each prompt.
 
     The place is a regression through the origin; the jackknife over prompts gives its interval.
     With fewer than FEWEST prompts, or readings closer than LEAST nats, there is no interval.

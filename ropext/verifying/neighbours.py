@@ -21,7 +21,7 @@ Changed = Callable[[RopeSite], Params | None]
 
 
 def neighbours(config: JsonObject, model: Model, base: JsonObject | None) -> list[Neighbour]:
-    """Return the configs of the readings next to the planned one, `config`.
+    """Return the configs that a server could read in place of the planned one, `config`.
 
     A config is None if no config can set that reading. A plan that scales nothing has no
     neighbours.
@@ -30,23 +30,29 @@ def neighbours(config: JsonObject, model: Model, base: JsonObject | None) -> lis
         return []
     found = list[Neighbour]()
     for step in (STEP, 1 / STEP):
-        name = f"factor {_factor(model.scaled_sites[0]) * step:.3g}"
-        changed = _written(config, model, partial(times, step=step), step)
+        name = f"factor {_factor_of_site(model.scaled_sites[0]) * step:.3g}"
+        changed = _neighbour_config(
+            config, model, partial(_rope_with_other_factor, step=step), step
+        )
         found.append(Neighbour(name, changed, decides=True))
     plain = base
     if plain is None:
-        plain = _written(config, model, _unscaled)
+        plain = _neighbour_config(config, model, _plain_rope)
     found.append(Neighbour(PLAIN, plain, decides=True))
-    for name, change in (("attention factor 1", _calm), ("twice the original length", _doubled)):
+    for name, change in (
+        ("attention factor 1", _rope_without_attention_factor),
+        ("twice the original length", _rope_of_twice_the_length),
+    ):
         if any(change(site) is not None for site in model.scaled_sites):
-            found.append(Neighbour(name, _written(config, model, change), decides=False))
+            found.append(Neighbour(name, _neighbour_config(config, model, change), decides=False))
     return found
 
 
-def _written(
+def _neighbour_config(
     config: JsonObject, model: Model, change: Changed, step: float = 1.0
 ) -> JsonObject | None:
-    """Write changed rope dicts into a config; None if one of them cannot be changed so."""
+    """Return the planned config with changed rope dicts; None if one of them cannot be changed
+    so."""
     params = dict[str, Params]()
     for site in model.scaled_sites:
         changed = change(site)
@@ -59,15 +65,15 @@ def _written(
         return None
 
 
-def _factor(site: RopeSite) -> float:
-    """Return by how much the slowest pair is slowed."""
+def _factor_of_site(site: RopeSite) -> float:
+    """Return by how much a plan slows the slowest pair of a site."""
     if "factor" in site.params:
         return float(site.params["factor"])
     return max(site.rope.context / site.rope.original_context, 1.0)
 
 
-def times(site: RopeSite, step: float) -> Params | None:
-    """Return the rope dict with a factor greater by `step`; None if its form has none."""
+def _rope_with_other_factor(site: RopeSite, step: float) -> Params | None:
+    """Return a planned rope dict with a factor greater by `step`; None if its form has none."""
     params = dict(site.params)
     attention = forms.read_attention_factor(params, site.rope.context)
     kind = params["rope_type"]
@@ -78,7 +84,7 @@ def times(site: RopeSite, step: float) -> Params | None:
             params = {key: value for key, value in params.items() if key not in stated}
         return params | {"factor": params["factor"] * step}
     if kind == "longrope":
-        longer = _stretched(params["long_factor"], step)
+        longer = _stretched_pair_factors(params["long_factor"], step)
         return forms.with_attention(params | {"long_factor": longer}, attention)
     if kind == "default":
         dim = site.rope.dim
@@ -86,8 +92,8 @@ def times(site: RopeSite, step: float) -> Params | None:
     return None
 
 
-def _stretched(factors: list[float], step: float) -> list[float]:
-    """Return pair factors whose largest one is larger by `step`; factors of 1 stay 1."""
+def _stretched_pair_factors(factors: list[float], step: float) -> list[float]:
+    """Return LongRoPE's pair factors with the largest one larger by `step`; factors of 1 stay 1."""
     largest = max(factor for factor in factors if math.isfinite(factor))
     if largest <= 1:
         return [factor * step for factor in factors]
@@ -95,20 +101,23 @@ def _stretched(factors: list[float], step: float) -> list[float]:
     return [factor**power for factor in factors]
 
 
-def _unscaled(site: RopeSite) -> Params | None:
+def _plain_rope(site: RopeSite) -> Params | None:
+    """Return the rope dict of a server that ignores the scaling."""
     return {"rope_type": "default", "rope_theta": site.params["rope_theta"]}
 
 
-def _calm(site: RopeSite) -> Params | None:
-    """Return the same frequencies with attention factor 1; None if it is 1 already."""
+def _rope_without_attention_factor(site: RopeSite) -> Params | None:
+    """Return the rope dict of a server that ignores the attention factor; None if that is 1
+    already."""
     params = dict(site.params)
     if math.isclose(forms.read_attention_factor(params, site.rope.context), 1):
         return None
     return forms.with_attention(params, 1.0)
 
 
-def _doubled(site: RopeSite) -> Params | None:
-    """Return the same form with twice the original length; None if the form has no use for it."""
+def _rope_of_twice_the_length(site: RopeSite) -> Params | None:
+    """Return the rope dict of a server that reads twice the original length; None if its form has
+    no use for it."""
     params = dict(site.params)
     if params["rope_type"] not in ("yarn", "llama3"):
         return None

@@ -12,8 +12,11 @@ from ropext.scaling.rope import Edit
 def repair(
     directory: str | Path, trust: str | None = None
 ) -> tuple[dict[str, Json], tuple[Edit, ...]]:
-    """Return the config with every spelling written again: from the record if there is one, else
-    from what transformers 5 reads. `trust` names the right one of two spellings that disagree."""
+    """Return config.json with every spelling written again, and the edits: from the record if there
+    is one, else from what transformers 5 reads.
+
+    `trust` names the right one of two spellings that disagree.
+    """
     snapshot = open_snapshot(str(directory))
     known = provenance.read_record(snapshot.directory)
     if known is None:
@@ -38,5 +41,6 @@ def repair(
 
 
 def write_config(directory: str | Path, config: JsonObject) -> None:
-    """Replace config.json in one step, so that a reader sees the old or the new one whole."""
+    """Replace config.json by its repaired form in one step, so that a reader sees the old or the
+    new one whole."""
     provenance.replace_listed(Path(directory), "config.json", dump(config))

@@ -28,7 +28,7 @@ from ropext.endpoint.logprobs import (
     token_ids,
 )
 from ropext.endpoint.server import Server, served_model, server_at
-from ropext.verifying.judging import JudgedNeighbour, Neighbour, judge
+from ropext.verifying.judging import JudgedNeighbour, Neighbour, judge_neighbour
 
 # Nats, the mean of eight prompts. bfloat16 kernels differ by some hundredths. llama.cpp also rounds
 # the inputs of quantised weights: a right Q4_1 server measured 0.145 ± 0.035, a server with the
@@ -43,7 +43,7 @@ Rows = Callable[[Sequence[int], Sequence[int]], list[list[float]]]
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ComparedPrompt:
     """One prompt to a server: its length, and how far the answer's log-probabilities are from
     transformers'."""
 
@@ -53,13 +53,13 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Probe:
+class ServerAnswers:
     """The answers of a server to all prompts."""
 
     model: str
     limit: int | None  # tokens it takes; None = it does not say
     tolerance: float
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[ComparedPrompt, ...]
     neighbours: tuple[JudgedNeighbour, ...] = ()
 
     @property
@@ -69,7 +69,7 @@ class Probe:
 
     @property
     def passed(self) -> bool | None:
-        """Return True if the answers exclude every neighbour that decides; None: it is not
+        """Return True if the server's answers exclude every neighbour that decides; None: it is not
         known."""
         deciding = [each for each in self.neighbours if each.neighbour.decides]
         return True if all(each.is_excluded for each in deciding) else None
@@ -121,9 +121,11 @@ class ReferenceModel:
     trust_remote_code: bool = False
 
 
-def transformers_rows(reference: ReferenceModel) -> Rows:
-    """Load a model by stock transformers; return the function that computes its log-probabilities
-    of the next token."""
+def load_reference(reference: ReferenceModel) -> Rows:
+    """Load the model to compare a server with by stock transformers.
+
+    Return the function that computes its log-probabilities of the next token.
+    """
     import inspect
 
     import torch
@@ -149,6 +151,7 @@ def transformers_rows(reference: ReferenceModel) -> Rows:
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def rows(ids: Sequence[int], lengths: Sequence[int]) -> list[list[float]]:
+        """Return the log-probabilities of the next token after each beginning of a text."""
         at = torch.tensor(lengths, device=device) - 1
         some = dict[str, object]()
         if keeps:
@@ -180,25 +183,25 @@ class ServerQuestion:
 
     @property
     def longest(self) -> int:
-        """Return the tokens of the longest prompt: the server generates one more."""
+        """Return the tokens of the longest prompt to the server, which generates one more."""
         return self.target - 1
 
     @cached_property
     def prompts(self) -> dict[int, list[int]]:
-        """Return the lengths of the prompts by the tokens of their text: one inside the old
-        context, one up to the target."""
+        """Return the lengths of the prompts to the server by the tokens of their text: one inside
+        the old context, one up to the target."""
         texts = sorted({min(self.context, self.longest), self.longest})
         return {size: prompt_lengths(size, self.context) for size in texts}
 
     @property
     def computed(self) -> Sequence[Neighbour]:
-        """Return the neighbours that a config can state."""
+        """Return the neighbours of the plan that a config can state."""
         return [each for each in self.neighbours if each.config is not None]
 
     @property
     def work(self) -> int:
-        """Return the tokens that transformers reads: both texts as planned, and the longest by each
-        neighbour."""
+        """Return the tokens that transformers reads to check a server: both texts as planned, and
+        the longest by each neighbour."""
         return sum(self.prompts) + len(self.computed) * self.longest
 
 
@@ -207,8 +210,9 @@ Read = dict[tuple[int, int], Sequence[float]]
 Answers = dict[tuple[int, int], Pairs]  # the same of the server's top tokens
 
 
-def probe_server(url: str, question: ServerQuestion) -> Probe:
-    """Compare a running server with a model; raise ProofFailed if its answers differ."""
+def probe_server(url: str, question: ServerQuestion) -> ServerAnswers:
+    """Compare a running server's answers with the planned model's; raise ProofFailed if they
+    differ."""
     server = server_at(url)
     model, limit = served_model(server, url)
     _require_limit(limit, question)
@@ -218,16 +222,16 @@ def probe_server(url: str, question: ServerQuestion) -> Probe:
     planned = work.read_planned()
     others = {each.name: work.read_neighbour(each) for each in question.computed}
     answers = _ask_prompts(server, model, work)
-    done = list[Prompt]()
+    done = list[ComparedPrompt]()
     for (size, length), pairs in answers.items():
-        gap = _mean_gap(pairs, planned[size, length])
-        done.append(Prompt(length, length > question.context, gap))
+        gap = _mean_answer_gap(pairs, planned[size, length])
+        done.append(ComparedPrompt(length, length > question.context, gap))
     judged = list[JudgedNeighbour]()
     for each in question.neighbours:
         judged.append(JudgedNeighbour(each))
         if each.name in others:
             judged[-1] = _judge_answers(each, answers, planned, others[each.name])
-    probed = Probe(model, limit, question.tolerance, tuple(done), tuple(judged))
+    probed = ServerAnswers(model, limit, question.tolerance, tuple(done), tuple(judged))
     _require_agreement(probed, question.context)
     return probed
 
@@ -257,12 +261,12 @@ def _judge_answers(
             answered.append([value for _, value in pairs])
             wanted.append(_planned_values(pairs, planned[at]))
             changed.append(_planned_values(pairs, other[at]))
-    return judge(neighbour, answered, wanted, changed)
+    return judge_neighbour(neighbour, answered, wanted, changed)
 
 
-def _require_agreement(probed: Probe, context: int) -> None:
+def _require_agreement(probed: ServerAnswers, context: int) -> None:
     """Raise ProofFailed if the server's answers are nearer to a neighbour, or not the plan's."""
-    nearer = [each for each in probed.neighbours if each.is_it]
+    nearer = [each for each in probed.neighbours if each.is_nearer]
     if nearer:
         best = min(nearer, key=lambda each: abs(each.at - 1))
         raise ProofFailed(
@@ -282,7 +286,8 @@ def _require_agreement(probed: Probe, context: int) -> None:
 
 
 def _announce_prompts(question: ServerQuestion) -> None:
-    """Print how many prompts the server gets, and how many tokens transformers reads here."""
+    """Print how many prompts the server gets, and how many tokens transformers reads here to check
+    it."""
     lengths = [length for prompts in question.prompts.values() for length in prompts]
     question.say(
         f"the server is asked {len(lengths)} prompts of up to {question.longest:,} tokens "
@@ -298,6 +303,7 @@ class _ReferenceTexts:
     """The texts that transformers reads here for a server's check, and how many tokens are done."""
 
     def __init__(self, question: ServerQuestion, avoid: Sequence[int]) -> None:
+        """Begin with no text read; a server's check fills the texts."""
         self.question = question
         self.avoid = avoid  # tokens that no prompt holds
         self.show = told(question.say)
@@ -305,9 +311,9 @@ class _ReferenceTexts:
         self.done = 0
 
     def read_planned(self) -> Read:
-        """Return the log-probabilities after every prompt by the planned config."""
+        """Return the planned log-probabilities after every prompt that the server gets."""
         question = self.question
-        rows = transformers_rows(question.reference)
+        rows = load_reference(question.reference)
         vocab_size = question.vocab_size or len(rows([0], [1])[0])
         read = Read()
         for size in question.prompts:
@@ -319,15 +325,16 @@ class _ReferenceTexts:
         return read
 
     def read_neighbour(self, neighbour: Neighbour) -> Read:
-        """Return the log-probabilities after the prompts of the longest text by a neighbour's
-        config."""
-        rows = transformers_rows(replace(self.question.reference, config=neighbour.config))
+        """Return a neighbour's log-probabilities after the prompts of the longest text that the
+        server gets."""
+        rows = load_reference(replace(self.question.reference, config=neighbour.config))
         return self._read_text(rows, self.question.longest, neighbour.config)
 
     def _read_text(self, rows: Rows, size: int, config: JsonObject | None) -> Read:
-        """Return the log-probabilities after each prompt of one text by transformers."""
+        """Return transformers' log-probabilities after each prompt of one text that the server
+        gets."""
         lengths = self.question.prompts[size]
-        if config is not None and follows_length(config):
+        if config is not None and depends_on_length(config):
             found = [rows(self.texts[size][:length], [length])[0] for length in lengths]
         else:
             found = rows(self.texts[size], lengths)
@@ -336,7 +343,7 @@ class _ReferenceTexts:
         return {(size, length): row for length, row in zip(lengths, found, strict=True)}
 
     def _estimate_rest(self, first: int, seconds: float) -> None:
-        """Print how long transformers takes for the other texts, from the seconds of the first and
+        """Print how long transformers takes to check a server, from the seconds of the first and
         shorter text: attention grows with the length."""
         left = (self.question.work - self.done) / first * seconds
         slowest = left * self.question.longest / first
@@ -349,7 +356,7 @@ class _ReferenceTexts:
 
 
 def _ask_prompts(server: Server, model: str, work: _ReferenceTexts) -> Answers:
-    """Return the server's top log-probabilities after each prompt.
+    """Return the server's top log-probabilities after each prompt of its check.
 
     Some of the answers may hold none; raise an error if most of them hold none.
     """
@@ -375,14 +382,14 @@ def _ask_prompts(server: Server, model: str, work: _ReferenceTexts) -> Answers:
     return answers
 
 
-def follows_length(config: JsonObject) -> bool:
-    """Return True if a config's frequencies depend on the length of the prompt."""
+def depends_on_length(config: JsonObject) -> bool:
+    """Return whether a config's frequencies depend on the length of the prompt to the server."""
     return any(site.params["rope_type"] == "dynamic" for site in families.read(dict(config)).sites)
 
 
 def prompt_lengths(length: int, context: int) -> list[int]:
-    """Return the lengths of the prompts from one text: in its second half, or beyond the
-    context."""
+    """Return the lengths of the prompts to the server from one text: in its second half, or beyond
+    the context."""
     first = max(length // 2, 1)
     if length > context:
         first = context + 1
@@ -390,7 +397,7 @@ def prompt_lengths(length: int, context: int) -> list[int]:
     return [length - step * (length - first) // max(steps - 1, 1) for step in range(steps)][::-1]
 
 
-def _mean_gap(pairs: Pairs, row: Sequence[float]) -> float:
+def _mean_answer_gap(pairs: Pairs, row: Sequence[float]) -> float:
     """Return the mean difference of a server's top log-probabilities from transformers', in
     nats."""
     both = zip(pairs, _planned_values(pairs, row), strict=True)

@@ -23,7 +23,10 @@ class TableSubject(Subject):
 
 
 def check_tables(subject: TableSubject) -> Iterator[Check]:
-    """Run all checks; skip each that needs tables which differ from the config."""
+    """Run all checks of a written directory whose model rotates nothing.
+
+    Skip each check that needs tables which differ from the config.
+    """
     positions = subject.positions
     if not positions.carried:
         raise UnsupportedModel(refusal(positions))
@@ -41,6 +44,7 @@ def check_tables(subject: TableSubject) -> Iterator[Check]:
 
 
 def _check_length(subject: TableSubject) -> Check:
+    """Check that the length in config.json is the claimed target."""
     positions = subject.positions
     target = subject.claim.target
     sentence = f"{positions.key} gives {positions.context} tokens"
@@ -51,7 +55,8 @@ def _check_length(subject: TableSubject) -> Check:
 
 
 def _check_rows(subject: TableSubject) -> Check | None:
-    """Check the rows of the position tables; return None if the model has none."""
+    """Check that the position tables have as many rows as the config states; return None if the
+    model has none."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 
     try:
@@ -66,7 +71,7 @@ def _check_rows(subject: TableSubject) -> Check | None:
 
 
 def _check_against(subject: TableSubject, base: Snapshot) -> Iterator[Check]:
-    """Compare a table's old rows, and all other tensors, with the base's."""
+    """Check that the old rows of the position tables, and all other tensors, are the base's."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 
     directory = subject.snapshot.directory
@@ -101,8 +106,10 @@ def _check_against(subject: TableSubject, base: Snapshot) -> Iterator[Check]:
 
 
 def _check_other_weights(subject: TableSubject) -> Iterator[Check]:
-    """Compare the weights with the record. If the base is here, that was done already, except for
-    recorded digests."""
+    """Check the weight files against the record.
+
+    If the base is here, that was done already, except for recorded digests.
+    """
     record = subject.record
     hashed = False
     if record is not None:

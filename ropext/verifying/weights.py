@@ -48,7 +48,7 @@ def check_other_sets(snapshot: Snapshot) -> Iterable[Check]:
 
 
 def check_weights(subject: Subject) -> Iterator[Check]:
-    """Compare the weight files with the base's, or with the record."""
+    """Check that the weight files are the base's, or those of the record."""
     snapshot = subject.snapshot
     record = subject.record
     base = subject.base
@@ -99,12 +99,13 @@ def check_weights(subject: Subject) -> Iterator[Check]:
 
 
 def _count_of_files(count: int) -> str:
-    """Return "1 weight file", "2 weight files"."""
+    """Return the number of checked weight files in words: "1 weight file", "2 weight files"."""
     return f"{count} weight file" if count == 1 else f"{count} weight files"
 
 
 def _record_digests(snapshot: Snapshot, show: Show) -> list[str]:
-    """Write the missing SHA-256 of weight files into ropext.json; return the files' names."""
+    """Write the missing SHA-256 of checked weight files into ropext.json; return the files'
+    names."""
     path = snapshot.path(provenance.NAME)
     content = read_object(path)
     missing = [name for name, file in content["weights"].items() if not file.get("sha256")]
