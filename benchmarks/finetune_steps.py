@@ -161,7 +161,7 @@ def trained(extended: Path, data: Path, way: str, own: Workload, folder: Path) -
         "steps": done.steps,
         "kept": done.kept_step,
         "passes": done.passes,
-        "documents": done.training.judged,
+        "documents": done.training.judging_count,
         "held_out": [[int(e["step"]), round(e["held_out"], 4)] for e in done.evaluations],
         "tail": tail(own, folder / "out"),
     }

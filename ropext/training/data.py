@@ -360,7 +360,7 @@ class Training:
     learning: Learning = NEXT_TOKEN_LEARNING
 
     @property
-    def judged(self) -> int:
+    def judging_count(self) -> int:
         """Return the number of held-out documents that are read before, during and after the
         training."""
         return len(self.judge.documents) if self.judge else 0

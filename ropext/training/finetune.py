@@ -252,9 +252,9 @@ class AdapterObjective(TrainingObjective[Finetuned]):
             self.note(sentence)
         if lineage := self.lineage(self.overlap_before):
             self.note(lineage)
-        if self.rows.passes > 1 and not self.settings.is_open:
+        if self.rows.passes_over_data > 1 and not self.settings.is_open:
             self.note(report.passes_text(self.rows))
-        said = f"evaluating on {self.judged} documents before the training"
+        said = f"evaluating on {self.judging_count} documents before the training"
         self._read([self.variant(BASE), self.variant(UNTUNED)], pause, said)
 
     def _read(self, variants: Sequence[Variant], pause: Show, sentence: str = "") -> None:

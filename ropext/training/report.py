@@ -45,7 +45,7 @@ def dry_run_text(objective: TrainingObjective[Any]) -> str:
     most = "at most " if settings.is_open else ""
     lines = [
         f"trained: {counts.moving:,} parameters in {', '.join(counts.targets)}",
-        f"documents: {len(rows.documents)} to train on, {objective.judged} to judge by, "
+        f"documents: {len(rows.documents)} to train on, {objective.judging_count} to judge by, "
         f"{rows.too_short} too short",
         passes_text(rows, most),
     ]
@@ -135,12 +135,12 @@ def short_windows_text(training: Training) -> list[str]:
 def passes_text(rows: TrainingRows, most: str = "") -> str:
     """Return the sentence on how many rows a training reads, and how often the same text."""
     text = f"rows: {most}{len(rows):,}, and the documents hold {rows.per_pass:,}"
-    if rows.passes <= 1:
+    if rows.passes_over_data <= 1:
         return text
-    text += f": {most}{rows.passes:,.1f} passes"
+    text += f": {most}{rows.passes_over_data:,.1f} passes"
     if most:  # the end says how often it was really read, because held-out documents decide that
         return text
-    return text + repeated_text_warning(rows.passes)
+    return text + repeated_text_warning(rows.passes_over_data)
 
 
 def repeated_text_warning(passes: float) -> str:

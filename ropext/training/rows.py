@@ -210,7 +210,7 @@ class TrainingRows(Sequence[Row]):
         self._order = lru_cache(maxsize=2)(self._rows_of_pass)
 
     @property
-    def passes(self) -> float:
+    def passes_over_data(self) -> float:
         """Return how often a training goes through its documents."""
         return self.size / self.per_pass
 

@@ -88,7 +88,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
         """Return the number of tokens that a fit will read without gradients."""
         settings = self.settings
         target = self.target
-        judged = self.judged
+        judged = self.judging_count
         judgements = -(-settings.steps.value // settings.between)
         questions = 2 * len(self.far) * target + len(self.near) * self.context
         passes = len(self.starts) + judgements + 1
@@ -107,7 +107,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
         asked = len(self.models[BASE].items) * self.context
         for label in {START, FITTED} & self.models.keys():
             asked += len(self.models[label].items) * self.target
-        return passes * self.judged * self.target + self._base_tokens + asked
+        return passes * self.judging_count * self.target + self._base_tokens + asked
 
     def trained_part(self, model: "PreTrainedModel") -> TrainedPart:
         """Return the numbers of the spectrum that a fit trains."""
@@ -145,7 +145,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
         of the fit."""
         base = [Variant(BASE, BASE, self.snapshot)]
         forms = [self.variant(method, plan) for method, plan in self.starts.items()]
-        said = f"evaluating the base on {self.judged} held-out documents"
+        said = f"evaluating the base on {self.judging_count} held-out documents"
         self.models |= self._measure(said, base, pause)
         closed = self._measure("evaluating {} on the same documents", forms, pause)
         self.closed = replace(self.measured, models=closed)

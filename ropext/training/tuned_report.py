@@ -92,7 +92,7 @@ def finetune_verdict(numbers: Numbers, target: int) -> list[str]:
         return [f"{line}; a part of any gain is adaptation to the text (--control measures it)."]
     of_control = numbers[CONTROL][f"{GAIN}{target}"]
     beyond = numbers[TUNED].get(f"{BEYOND_CONTROL}{target}")
-    if beyond is None:  # an older version recorded the training
+    if beyond is None:  # the results of an evaluation do not have it
         beyond = Value(gain.value - of_control.value, None, None, gain.n)
     return [
         f"{line}, and {_gain_text(beyond)} the control's{_gain_interval(beyond)}. The control's is "

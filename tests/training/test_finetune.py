@@ -135,7 +135,7 @@ def test_none_of_three_documents_is_held_out_and_a_note_says_so(extended, storie
     assert planned.to_json()["judging_documents"] == 0
     assert "not evaluated: fewer than 4 of its 3 documents reach" in report.dry_run_text(planned)
     unsaid = count_training("finetune", extended, str(few), **OPEN)
-    assert 3 < unsaid.rows.passes <= 4
+    assert 3 < unsaid.rows.passes_over_data <= 4
     assert "at most 4 passes: no held-out document says" in report.dry_run_text(unsaid)
 
 
@@ -159,7 +159,7 @@ def test_refusals_of_one_text_name_an_alternative(extended, base, stories, tmp_p
     for how in ("=====", "windows"):
         assert count_training("fit", base, str(one), factor=4, steps=2, split_documents=how)
         planned = count_training("finetune", extended, str(one), **RUN, split_documents=how)
-        assert planned.judged > 0
+        assert planned.judging_count > 0
 
 
 @pytest.mark.parametrize(
@@ -298,13 +298,13 @@ def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_docume
     planned = count_training("finetune", extended, str(stories), **OPEN)
     said = report.dry_run_text(planned)
     assert "at most 400 steps, stops when held-out documents no longer improve" in said
-    assert f": at most {planned.rows.passes:.1f} passes\n" in said
+    assert f": at most {planned.rows.passes_over_data:.1f} passes\n" in said
     # Three documents: before, after and at each of 100 evaluations; the base in windows, twice.
     assert planned.forward_tokens == 3 * 256 * (100 + 2 + 2)
     assert f"{planned.forward_tokens:,} without (evaluations, one every 4 steps)" in said
     for length, passes in (({"epochs": 7}, 6.5), ({"steps": 99}, 2)):
         asked = count_training("finetune", extended, str(stories), **OPEN, **length)
-        assert asked.rows.passes > passes
+        assert asked.rows.passes_over_data > passes
         assert "at most" not in report.dry_run_text(asked).partition("documents: ")[2]
 
 

@@ -201,7 +201,7 @@ def test_conversations_in_which_the_user_alone_speaks_are_refused(extended, tmp_
 def test_text_that_is_read_again_is_reported(extended, stories, tmp_path):
     prepared = prepare_finetune(str(extended), str(stories), Finetune(**SHORT))
     # 700 characters hold two rows of 256, and all 24 documents can train.
-    assert prepared.rows.passes == 4 / 48
+    assert prepared.rows.passes_over_data == 4 / 48
     assert len(prepared.data.documents) == 24
     assert passes_text(prepared.rows) == "rows: 4, and the documents hold 48"
     one = tmp_path / "one.jsonl"

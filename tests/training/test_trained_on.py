@@ -94,7 +94,7 @@ def test_a_forecast_has_no_choice_documents_before_the_training(extended, data):
     assert "chose" not in report.dry_run_text(planned)
     assert planned.to_json()["overlap"]["chosen_on"] == 0
     # the overlap of the result
-    assert planned.overlap.chosen_on == planned.judged > 0
+    assert planned.overlap.chosen_on == planned.judging_count > 0
 
 
 def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp_path):
