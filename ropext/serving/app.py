@@ -340,7 +340,7 @@ def requires_key() -> bool:
 
 
 def run_server(port: ModelServer, taken: socket.socket) -> None:
-    """Answer HTTP requests until Ctrl-C, which ends a server."""
+    """Answer the HTTP clients of `ropext serve` until Ctrl-C, which ends a server."""
     gc.freeze()  # or the many objects of a large request have the model's searched, for seconds
     with suppress(KeyboardInterrupt), interruptible(no_messages, "", at_once=True), silenced():
         uvicorn_server(port).run(sockets=[taken])

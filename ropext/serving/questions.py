@@ -359,7 +359,8 @@ def _stop_words(given: Json) -> tuple[str, ...]:
 
 
 def _number(body: RequestBody, name: str, low: float, high: float) -> float | None:
-    """Read a number from a request's body, None if it is not given; refuse one out of range."""
+    """Read a number from the body of a client's request, None if it is not given; refuse one out
+    of range."""
     value = body.get(name)
     if value is None:
         return None
@@ -369,8 +370,8 @@ def _number(body: RequestBody, name: str, low: float, high: float) -> float | No
 
 
 def _integer(body: RequestBody, name: str, low: int, high: int | None) -> int | None:
-    """Read a whole number from a request's body, None if it is not given; refuse one out of
-    range."""
+    """Read a whole number from the body of a client's request, None if it is not given; refuse
+    one out of range."""
     value = body.get(name)
     if value is None:
         return None

@@ -111,7 +111,7 @@ def read_training_data(
     return replace(divided, notes=tuple(notes))
 
 
-class _DataParts:
+class _TrainingDataParts:
     """The documents of --data with drawn keys, which can be held out of a training, and all
     others."""
 
@@ -165,7 +165,7 @@ def divide_training_data(
     keys are held out too, but never more than a quarter of all.
     """
     texts = corpus.DistinctTexts(raw, encoder, encoder.content_key)
-    parts = _DataParts(division, encoder)
+    parts = _TrainingDataParts(division, encoder)
     texts.draw(parts, streamed=division.streamed)
     drawn = parts.drawn.in_order()
     documents = drawn + parts.others.in_order()

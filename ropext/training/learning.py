@@ -15,7 +15,7 @@ import torch
 from ropext.evaluation.workload import NEXT_TOKEN, MaskedTokens, Prediction
 from ropext.results.perplexity import MASK_STRIDE
 from ropext.training.loss import use_sliced_loss
-from ropext.training.rows import MASKED, Row
+from ropext.training.rows import MASKED, TrainingRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,8 +36,8 @@ class Learning:
     why_whole: str = ""  # why its loss needs whole logits; "" = the model itself decides
 
     def rows(
-        self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", seed: int
-    ) -> Sequence[Row]:
+        self, rows: Sequence[TrainingRow], tokenizer: "PreTrainedTokenizerBase", seed: int
+    ) -> Sequence[TrainingRow]:
         """Return the rows that the model reads, made of rows of text: with some tokens masked, or
         as they are."""
         if isinstance(self.prediction, MaskedTokens):
@@ -66,19 +66,20 @@ def masked_learning(prediction: MaskedTokens) -> Learning:
 
 
 @dataclass(frozen=True)
-class MaskedRows(Sequence[Row]):
+class MaskedRows(Sequence[TrainingRow]):
     """Rows of a masked language model. Special tokens surround each row, in the place of its last
     tokens. The stock collator masks by the seed and the row's number alone."""
 
-    rows: Sequence[Row]
+    rows: Sequence[TrainingRow]
     tokenizer: "PreTrainedTokenizerBase"
     prediction: MaskedTokens
     seed: int
 
     def __len__(self) -> int:
+        """Return the number of training rows."""
         return len(self.rows)
 
-    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+    def __getitem__(self, number: int) -> TrainingRow:  # type: ignore[override]
         """Return the training row of this number between special tokens, with tokens masked by
         the seed and the number alone."""
         from transformers import DataCollatorForLanguageModeling

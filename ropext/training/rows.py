@@ -29,7 +29,7 @@ from ropext.options.training import TrainingOptions
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """One training row: ids at positions, and which ids the loss is taken on."""
 
     ids: Ids
@@ -45,10 +45,10 @@ class FullRows:
 
     length: int
 
-    def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
+    def row(self, document: Document, start: int, rng: np.random.Generator) -> TrainingRow:
         """Cut the training row that begins at a token of a document."""
         piece = slice(start, start + self.length)
-        return Row(document.ids[piece], np.arange(self.length), document.mask()[piece])
+        return TrainingRow(document.ids[piece], np.arange(self.length), document.mask()[piece])
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PoseRows:
     # the short set, and the set could vary from batch to batch.
     beyond: int = 0
 
-    def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
+    def row(self, document: Document, start: int, rng: np.random.Generator) -> TrainingRow:
         """Cut a training row of two chunks from a document, with a jump in the positions between
         them."""
         first = int(rng.integers(1, self.length // 2 + 1))
@@ -85,7 +85,7 @@ class PoseRows:
         scored[first] = False  # nothing before the jump predicts the token after it
         positions = np.arange(self.length)
         positions[first:] += gap
-        return Row(ids, positions, scored)
+        return TrainingRow(ids, positions, scored)
 
 
 def row_strategy(
@@ -127,7 +127,7 @@ class KeyRows:
 
     def row(
         self, number: int, strategy: FullRows | PoseRows, rng: np.random.Generator
-    ) -> Row | None:
+    ) -> TrainingRow | None:
         """Return the training row of this number if it asks for keys, else None."""
         if not self.asks_in_row(number):
             return None
@@ -174,7 +174,7 @@ class KeyRows:
         return running_text(rng.choice(self.documents).ids.tolist())
 
 
-class TrainingRows(Sequence[Row]):
+class TrainingRows(Sequence[TrainingRow]):
     """A sequence of `count` rows, which reads the documents again and again in a new order each
     time.
 
@@ -215,6 +215,7 @@ class TrainingRows(Sequence[Row]):
         return self.size / self.per_pass
 
     def __len__(self) -> int:
+        """Return the number of training rows of the whole run."""
         return self.size
 
     def _rows_of_pass(self, number: int) -> npt.NDArray[np.int64]:
@@ -227,7 +228,7 @@ class TrainingRows(Sequence[Row]):
             places += [(index, offset + i * self.strategy.length) for i in range(rows)]
         return rng.permutation(np.array(places))
 
-    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+    def __getitem__(self, number: int) -> TrainingRow:  # type: ignore[override]
         """Return the training row of this number, which the seed and the number alone decide."""
         if not 0 <= number < self.size:
             raise IndexError(number)
@@ -243,7 +244,7 @@ class TrainingRows(Sequence[Row]):
 
 
 @dataclass(frozen=True)
-class ControlRows(Sequence[Row]):
+class ControlRows(Sequence[TrainingRow]):
     """The rows of the control: the same tokens, in windows of the base's own context.
 
     A question cut off from its key would teach the control to guess. The control gets as many
@@ -259,9 +260,10 @@ class ControlRows(Sequence[Row]):
         return -(-self.rows.strategy.length // self.context)
 
     def __len__(self) -> int:
+        """Return the number of windows in which the control reads all training rows."""
         return len(self.rows) * self.per_row
 
-    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+    def __getitem__(self, number: int) -> TrainingRow:  # type: ignore[override]
         """Return a window of the base's context from the tuned model's training row."""
         index, at = divmod(number, self.per_row)
         piece = slice(at * self.context, (at + 1) * self.context)
@@ -269,9 +271,9 @@ class ControlRows(Sequence[Row]):
         asking = self.rows.questions
         if isinstance(asking, KeyRows) and asking.asks_in_row(index):
             document = asking.question_document(number, length)
-            return Row(document.ids, np.arange(length), document.mask())
+            return TrainingRow(document.ids, np.arange(length), document.mask())
         row = self.rows[index]
-        return Row(row.ids[piece], np.arange(length), row.scored[piece])
+        return TrainingRow(row.ids[piece], np.arange(length), row.scored[piece])
 
 
 def join_documents(
@@ -340,13 +342,13 @@ class FitQuestions:
         self.around: tuple[Haystack, ...] = (running_text(stream.tolist()), noise(encoder))
         self.before = [] if encoder.bos is None else [encoder.bos]
 
-    def row(self, number: int, *_: object) -> Row | None:
+    def row(self, number: int, *_: object) -> TrainingRow | None:
         """Return the next question as a training row of a fit, if the row of this number asks,
         else None; questions are evenly among the rows."""
         item = int((number + 1) * self.share)
         return self.question_row(item) if item > int(number * self.share) else None
 
-    def question_row(self, number: int) -> Row:
+    def question_row(self, number: int) -> TrainingRow:
         """Return one retrieval question as a training row of a fit, with the loss on its answer
         alone."""
         rng = np.random.default_rng((self.seed, FITTED, number))
@@ -398,13 +400,13 @@ class FitQuestions:
         return None
 
 
-class RowsWithShortWindows(Sequence[Row]):
+class RowsWithShortWindows(Sequence[TrainingRow]):
     """The rows of all steps; each step has windows of the original length (--keep-short), then
     `per_step` of the `rows`."""
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TrainingRow],
         per_step: int,
         documents: Sequence[Document],
         context: int,
@@ -420,9 +422,10 @@ class RowsWithShortWindows(Sequence[Row]):
             self.windows = TrainingRows(documents, FullRows(context), self.short * steps, seed)
 
     def __len__(self) -> int:
+        """Return the number of training rows of all steps, long and short."""
         return len(self.rows) // self.long * self.per_step
 
-    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
+    def __getitem__(self, number: int) -> TrainingRow:  # type: ignore[override]
         """Return the training row of this number: in each step first the short windows, then the
         long rows."""
         step, at = divmod(number, self.per_step)
@@ -445,7 +448,7 @@ class RowCollator:
 
     padding: int  # the token that fills up rows
 
-    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: Sequence[TrainingRow]) -> dict[str, torch.Tensor]:
         """Return a training batch of these rows, as transformers' Trainer reads it."""
         length = max(len(row.ids) for row in rows)
 

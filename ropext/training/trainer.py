@@ -28,7 +28,7 @@ from ropext.models.load import tell_used
 from ropext.models.processes import WAITING, from_first, keep_float32, readers
 from ropext.training import defaults, models
 from ropext.training.data import Training
-from ropext.training.rows import Row, RowCollator
+from ropext.training.rows import RowCollator, TrainingRow
 
 # Keys of an evaluation, in Trainer's log and its trackers; the first compares weights.
 WATCHED = "eval_held_out"
@@ -285,7 +285,7 @@ class Optimisation:
 
     training: Training
     model: nn.Module
-    rows: Sequence[Row]
+    rows: Sequence[TrainingRow]
     folder: Path
     recompute: bool  # layers are run again in the backward pass
     rows_per_step: int

@@ -7,7 +7,7 @@ from tiny_llama import SHAPE, VOCABULARY, new_llama
 
 from ropext.evaluation.corpus import Document
 from ropext.training import loss
-from ropext.training.rows import PoseRows, Row, RowCollator, TrainingRows
+from ropext.training.rows import PoseRows, RowCollator, TrainingRow, TrainingRows
 
 
 def gradients(model, **inputs):
@@ -120,8 +120,8 @@ def test_the_probe_tells_joined_chunks_from_isolated_ones():
 
 def test_the_collator_pads_at_the_end_and_masks_the_padding():
     rows = [
-        Row(np.arange(5), np.arange(5), np.ones(5, bool)),
-        Row(np.arange(3) + 7, np.array([0, 9, 10]), np.array([True, False, True])),
+        TrainingRow(np.arange(5), np.arange(5), np.ones(5, bool)),
+        TrainingRow(np.arange(3) + 7, np.array([0, 9, 10]), np.array([True, False, True])),
     ]
     inputs = RowCollator(padding=63)(rows)
     assert inputs["input_ids"].tolist() == [[0, 1, 2, 3, 4], [7, 8, 9, 63, 63]]
