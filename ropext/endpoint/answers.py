@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def read(self) -> int | None:
-        """The most tokens of the prompt that the server can have read, by its usage.
+        """Return the most tokens of the prompt that the server can have read, by its usage.
 
         Some servers include a cached prefix in `tokens`, some do not.
         """
@@ -46,7 +46,8 @@ class Answer:
 
     @property
     def error(self) -> float | None:
-        """The share by which usage and count differ; None if the usage is of another prompt."""
+        """Return the share by which the server's usage and our count differ; None if the usage is
+        of another prompt."""
         if self.tokens is None or self.read is None:
             return None
         off = min(abs(self.tokens - self.counted), abs(self.read - self.counted))
@@ -57,8 +58,8 @@ class Answer:
 
 
 def answered(port: Port, question: Question) -> Answer:
-    """Return the answer to a question. A model that spent its tokens on thinking gets the question
-    once more, with more tokens."""
+    """Return a server's answer to a question. A model that spent its tokens on thinking gets the
+    question once more, with more tokens."""
     text = question.prompt(port.api)
     reply = port.ask(text, question.room)
     score = _score(question, reply)
@@ -70,12 +71,13 @@ def answered(port: Port, question: Question) -> Answer:
 
 
 def _score(question: Question, reply: Reply) -> float:
+    """Return the share of the references in a server's reply."""
     return match(reply.said, question.asked.references, question.asked.part)
 
 
 def judged(question: Question, reply: Reply) -> Answer:
-    """Return the outcome of a question by the reply alone; `cuts_by_usage` finds the prompts that
-    the server cut."""
+    """Return the outcome of a question by the server's reply alone; `cuts_by_usage` finds the
+    prompts that the server truncated."""
     today = datetime.now(UTC).date().isoformat()
     answer = Answer(
         MISSED, reply.said, 0.0, question.counted, reply.tokens, reply.cached, date=today
@@ -132,7 +134,7 @@ def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> T
 
 
 def _cut(answer: Answer, counting: Counting, error: float | None, limit: int | None) -> str:
-    """Return the evidence that a server cut this prompt; "" if there is none."""
+    """Return the evidence that a server truncated this prompt; "" if there is none."""
     if error is None:
         error = FIRST_ERROR
     least = answer.counted - counting.slack(answer.counted, error)
@@ -147,7 +149,7 @@ def _cut(answer: Answer, counting: Counting, error: float | None, limit: int | N
 
 
 def _is_whole(answer: Answer, counting: Counting, error: float) -> bool:
-    """Return True if the usage shows that the server read the whole prompt."""
+    """Return True if the server's usage shows that it read the whole prompt."""
     if answer.error is None:
         return False
     return answer.error * answer.counted <= counting.slack(answer.counted, error)
@@ -161,7 +163,7 @@ def lost_its_start(items: Sequence[ItemScore]) -> bool:
 
 
 def scored(question: Question, answer: Answer) -> ItemScore:
-    """Return an answer in the form in which every evaluation keeps its items."""
+    """Return a server's answer in the form in which every evaluation keeps its items."""
     asked = question.asked
     return ItemScore(
         task=question.task,

@@ -38,7 +38,8 @@ class KeptAnswers:
 
     @property
     def noise(self) -> float:
-        """The largest difference between the two answers to one prompt, in nats."""
+        """Return the largest difference between the unscaled server's two answers to one prompt, in
+        nats."""
         return max(gap(a, b) for a, b in zip(self.first, self.second, strict=True))
 
 
@@ -52,8 +53,8 @@ class PlainComparison:
 
 
 def prompt_lengths(context: int, target: int, *, beyond: bool) -> tuple[int, ...]:
-    """Return lengths inside the original context, or beyond it if the plan leaves shorter prompts
-    alone."""
+    """Return the lengths of the prompts for a server and its unscaled one: inside the original
+    context, or beyond it if the plan leaves shorter prompts alone."""
     low = max(context // 4, 2)
     high = max(context // 2, 3)
     if beyond:
@@ -91,7 +92,7 @@ def keep(fingerprint: KeptAnswers, path: Path) -> None:
 
 
 def read(path: Path) -> KeptAnswers:
-    """Return the answers that `keep` wrote."""
+    """Return the answers of an unscaled server that `keep` wrote."""
     data = read_object(path)
     try:
         if data["schema"] != SCHEMA:
@@ -110,7 +111,7 @@ def read(path: Path) -> KeptAnswers:
 
 
 def _kept_pairs(rows: Json) -> list[Pairs]:
-    """Return the candidates after each prompt from a file."""
+    """Return the unscaled server's candidates after each prompt from a file."""
     every = list[Pairs]()
     for row in rows:
         every.append([(token, float(value)) for token, value in row])
@@ -118,7 +119,8 @@ def _kept_pairs(rows: Json) -> list[Pairs]:
 
 
 def gap(left: Pairs, right: Pairs) -> float:
-    """Return the mean difference of two lists of best candidates, in nats; 0 if one is empty.
+    """Return the mean difference of two servers' best candidates after one prompt, in nats; 0 if
+    one has none.
 
     If both lists have ids, candidates are matched by id. A candidate that the other list lacks
     counts with its excess over the lowest value of that list, at least 0. Without ids, candidates
@@ -134,6 +136,7 @@ def gap(left: Pairs, right: Pairs) -> float:
 
 
 def _apart(token: int | None, first: Candidates, second: Candidates) -> float:
+    """Return how far two servers are apart about one candidate token, in nats."""
     if token not in first:
         return max(second[token] - min(first.values()), 0.0)
     if token not in second:
@@ -142,7 +145,7 @@ def _apart(token: int | None, first: Candidates, second: Candidates) -> float:
 
 
 def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> PlainComparison:
-    """Compare a server with the kept answers of an unscaled one."""
+    """Compare a server with the kept answers of an unscaled server."""
     told = answers_of(server, model, plain.lengths, plain.vocab_size)
     pairs = [(a, b) for a, b in zip(told, plain.first, strict=True) if a and b]
     if len(pairs) * 2 < len(told):

@@ -17,7 +17,7 @@ FORM = ("Loader and version", "Model type", "The form", "What it computed", "Ver
 
 
 def program_at(url: str) -> str:
-    """Return the name and version of the program behind an endpoint, if it states them."""
+    """Return the name and version of the program behind an endpoint, if the server states them."""
     server = server_at(url)
     for path, key, program in PAGES:
         try:
@@ -33,7 +33,7 @@ def program_at(url: str) -> str:
 
 
 def filled(program: str, model_type: str, form: JsonObject, seen: str, versions: str) -> str:
-    """Return the form as GitHub shows a submitted one."""
+    """Return the form about a server's check as GitHub shows a submitted one."""
     shown = f"```json\n{json.dumps(form, indent=1)}\n```"
     answers = (program, model_type, shown, seen, f"```text\n{versions}\n```")
     parts = [f"### {label}\n\n{answer}" for label, answer in zip(FORM, answers, strict=True)]

@@ -38,7 +38,7 @@ class Counting:
 
 
 def counting_of(port: Port, tokenizer: str | None) -> Counting:
-    """Return the most exact of the ways that this server allows."""
+    """Return the most exact way to count prompts that this server allows."""
     if tokenizer is not None:
         return _by_tokenizer(port, tokenizer)
     for how, count in (
@@ -51,6 +51,7 @@ def counting_of(port: Port, tokenizer: str | None) -> Counting:
 
 
 def _answers(count: Count) -> bool:
+    """Return whether the server counts tokens in this way."""
     try:
         return count("one two three") > 0
     except InputError:
@@ -58,6 +59,7 @@ def _answers(count: Count) -> bool:
 
 
 def _whole(value: Json, port: Port) -> int:
+    """Return the number of tokens that a server's /tokenize gave; raise if it is none."""
     if type(value) is int and 0 < value < MOST_TOKENS:
         return value
     raise InputError(
@@ -66,9 +68,10 @@ def _whole(value: Json, port: Port) -> int:
 
 
 def _by_messages(port: Port) -> Count:
-    """Return the count of vLLM and SGLang."""
+    """Return the count of a prompt by /tokenize of vLLM and SGLang."""
 
     def count(text: str) -> int:
+        """Return the tokens of a prompt, as the server counts them."""
         request = port.named(text)
         if port.api == "chat":
             request["add_generation_prompt"] = True
@@ -79,7 +82,7 @@ def _by_messages(port: Port) -> Count:
 
 
 def _number_of_tokens(told: JsonObject) -> int | None:
-    """Return the number of tokens that an answer lists."""
+    """Return the number of tokens that an answer of /tokenize lists."""
     tokens = told.get("tokens")
     if isinstance(tokens, list):
         return len(tokens)
@@ -87,9 +90,10 @@ def _number_of_tokens(told: JsonObject) -> int | None:
 
 
 def _by_template(port: Port) -> Count:
-    """Return the count of llama-server, which takes two requests."""
+    """Return the count of a prompt by llama-server, which takes two requests."""
 
     def count(text: str) -> int:
+        """Return the tokens of a prompt, in the server's chat template."""
         content = text
         if port.api == "chat":
             applied = port.server.ask("/apply-template", port.named(text)) or {}
@@ -106,7 +110,7 @@ def _by_template(port: Port) -> Count:
 
 
 def _used(port: Port, text: str) -> int:
-    """Return the number of tokens that the `usage` of an answer states for a prompt."""
+    """Return the number of tokens that the `usage` in a server's answer states for a prompt."""
     reply = port.ask(text, 1)
     if reply.error or reply.tokens is None:
         raise InputError(
@@ -119,10 +123,11 @@ def _used(port: Port, text: str) -> int:
 
 
 def _by_usage(port: Port) -> Callable[[str], Count]:
-    """Return a count by linear interpolation between the usage for a short text and for a text of
-    the kind."""
+    """Return a count by linear interpolation between the server's usage for a short text and for a
+    text of the kind."""
 
     def of_kind(kind: str) -> Count:
+        """Return the count for texts like this one, after two requests to the server."""
         short = kind[: max(len(kind) // 8, 1)]
         at_short = _used(port, short)
         at_long = _used(port, kind)
@@ -133,8 +138,8 @@ def _by_usage(port: Port) -> Callable[[str], Count]:
 
 
 def _by_tokenizer(port: Port, place: str) -> Counting:
-    """Return a count by the user's tokenizer, plus the tokens that the template adds, found from
-    the usage of an answer."""
+    """Return a count by the user's tokenizer, plus the tokens that the server's template adds,
+    found from the usage of an answer."""
     from ropext.endpoint.vocabulary import tokenizer_at
 
     encoded = tokenizer_at(place)
@@ -143,6 +148,7 @@ def _by_tokenizer(port: Port, place: str) -> Counting:
     added = max((reply.tokens or 0) - encoded(probe), 0)
 
     def count(text: str) -> int:
+        """Return the tokens of a prompt, in the server's template."""
         return encoded(text) + added
 
     return Counting(f"the tokenizer of {Path(place).name}", False, lambda kind: count)

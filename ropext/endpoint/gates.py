@@ -15,8 +15,8 @@ class PortMetrics(Metrics):
     reads_text: bool = False
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
-        """Return the metrics measured at every length: the share of each task, and of all
-        together."""
+        """Return the metrics that an evaluation of a server measures at every length: the share of
+        each task, and of all together."""
         tasks = self.options.tasks
         at = list[str]()
         whole = list[str]()

@@ -26,8 +26,8 @@ Pairs = list[tuple[int | None, float]]  # token id, if it is given, and log-prob
 
 
 def top_logprobs(answer: Json) -> Pairs:
-    """Return token id (if given) and log-probability of the first generated token's best
-    candidates."""
+    """Return token id (if given) and log-probability of the best candidates for the first token
+    that a server generated."""
     try:
         logprobs = answer["choices"][0]["logprobs"]
         if logprobs.get("content"):  # llama-server: a list of candidates with their ids
@@ -43,8 +43,8 @@ def top_logprobs(answer: Json) -> Pairs:
 
 
 def token_id(text: str) -> int | None:
-    """Return the id in a token's name, as vLLM's `return_tokens_as_token_ids` makes it; None if it
-    has none."""
+    """Return the id in a token's name in a server's answer, as vLLM's `return_tokens_as_token_ids`
+    makes it; None if it has none."""
     match = re.fullmatch(r"token_id:(\d+)", text)
     if match is None:
         return None
@@ -52,7 +52,8 @@ def token_id(text: str) -> int | None:
 
 
 def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int = 0) -> list[int]:
-    """Return fixed pseudo-random ids, in which a block repeats every quarter.
+    """Return fixed pseudo-random ids as a prompt for a server, in which a block repeats every
+    quarter.
 
     Repetition makes the next token predictable for a model that can look back by position. The ids
     are from the lower half of the vocabulary, which has no reserved ones. Another `draw` gives
@@ -67,7 +68,7 @@ def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int
 
 
 def next_token(server: Server, model: str, ids: Sequence[int]) -> Pairs:
-    """Return the log-probabilities of the next token's best candidates."""
+    """Return the log-probabilities that a server gives the next token's best candidates."""
     url = server.root
     body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
     body |= {"logprobs": TOP, "return_tokens_as_token_ids": True}
@@ -108,7 +109,8 @@ def require_logprobs(server: Server, model: str) -> None:
 
 
 def special_tokens(directory: Path) -> list[int]:
-    """Return the ids that begin, end or pad a text, from the config."""
+    """Return the ids that begin, end or pad a text, from config.json; a prompt for a server avoids
+    them."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     tokens = list[int]()
     for part in (config, *config.values()):

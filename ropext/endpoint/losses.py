@@ -30,7 +30,8 @@ class TokenLosses:
     port: Port
 
     def read(self, ids: Ids) -> TokenNll:
-        """Return the losses of a text in one pass; position 0 is not-a-number."""
+        """Return the losses that the server gives the tokens of a text in one pass; position 0 is
+        not-a-number."""
         prompt = [int(token) for token in ids]
         most = max(self.port.server.most_bytes, TOKEN_BYTES * len(prompt))
         port = replace(self.port, server=replace(self.port.server, most_bytes=most))
@@ -49,8 +50,8 @@ class TokenLosses:
         return np.array([np.nan, *told], np.float32)
 
     def read_short(self, ids: Ids, context: int, bos: int | None) -> TokenNll:
-        """Return the losses of a text through the short window, as an evaluation measures its
-        base."""
+        """Return the losses that the server gives a text through the short window, as an evaluation
+        measures its base."""
         nll = np.full(len(ids), np.nan, np.float32)
         for window in short_windows(len(ids), context):
             row = ids[window.begin : window.end].copy()
@@ -61,7 +62,7 @@ class TokenLosses:
 
 
 def losses_of(port: Port) -> TokenLosses | None:
-    """Return how a server gives the losses of a prompt; None if it does not."""
+    """Return how a server gives the losses of a prompt (`echo`); None if it does not."""
     prompt = list(PROBED)
     try:
         answer = port.server.ask(PATH, _request(port.model, prompt))
@@ -73,12 +74,14 @@ def losses_of(port: Port) -> TokenLosses | None:
 
 
 def _request(model: str, prompt: Sequence[int]) -> JsonObject:
+    """Return a request to a server for the losses of a prompt of token ids."""
     request = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     return request | {"echo": True, "logprobs": 1, "return_tokens_as_token_ids": True}
 
 
 def _losses(answer: JsonObject, prompt: Sequence[int]) -> list[float] | None:
-    """Return the loss of each token but the first; None if one is missing or of another token.
+    """Return the loss of each token but the first in a server's answer; None if one is missing or
+    of another token.
 
     SGLang names tokens by their text, vLLM and `ropext serve` by their ids. One token more is
     generated.

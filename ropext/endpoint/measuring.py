@@ -320,6 +320,7 @@ def _ask_questions(run: PortRun, rows: Mapping[str, PortRow]) -> int:
     refused = list[AskedQuestion]()
 
     def ask(one: AskedQuestion, is_alone: bool) -> int:
+        """Ask the server one question, and keep its answer unless it is refused."""
         answer = one.ask()
         if answer.outcome == REFUSED and not is_alone:
             refused.append(one)
@@ -348,6 +349,7 @@ def _read_texts(run: PortRun) -> int:
     there = 0
 
     def keep_losses(store: Store, name: str, read: Callable[[], TokenNll]) -> int:
+        """Ask the server for the losses of a text, and keep them."""
         store.put(name, read())
         return longest
 
@@ -385,6 +387,7 @@ def _send(run: PortRun, work: Requests, parallel: int) -> None:
     ended = 0
 
     def unless_stopped(piece: Callable[[], int]) -> int:
+        """Send one request to the server, unless the user pressed Ctrl-C."""
         return 0 if hooks.stop() else piece()
 
     with ThreadPoolExecutor(parallel) as pool:

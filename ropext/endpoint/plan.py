@@ -57,7 +57,8 @@ class PortPlan:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the rows to measure."""
+        """Return the labels of the rows to measure: the server, the truncated questions, the
+        base."""
         labels = [PORT]
         if self.window is not None:
             labels.append(CUT)
@@ -67,7 +68,7 @@ class PortPlan:
 
     @property
     def text_labels(self) -> tuple[str, ...]:
-        """The labels of the rows with a perplexity."""
+        """Return the labels of the rows for which a server returns losses of texts."""
         if self.reads is None:
             return ()
         if self.reads.base is None:
@@ -76,14 +77,14 @@ class PortPlan:
 
     @property
     def context(self) -> int:
-        """The trained window; the longest length if nobody states it."""
+        """Return the trained window of the served model; the longest length if nobody states it."""
         if self.window is None:
             return self.wish.lengths[-1]
         return self.window[0]
 
     @property
     def frame(self) -> EvaluationSettings:
-        """The lengths and intervals of the server's numbers."""
+        """Return the lengths and intervals of the server's numbers."""
         return EvaluationSettings(
             self.context,
             self.wish.lengths,
@@ -93,7 +94,7 @@ class PortPlan:
 
     @property
     def decides(self) -> dict[str, Json]:
-        """The values that must be equal for a run to resume in its folder."""
+        """Return what must be equal for an evaluation of a server to resume in its folder."""
         plain = self.plain
         further = dict[str, Json]()
         if self.reads is not None:
@@ -116,7 +117,7 @@ class PortPlan:
         }
 
     def workdir(self, output: Path, command: Sequence[str]) -> Workdir:
-        """Return the folder of the run."""
+        """Return the folder of an evaluation of a server."""
         about = {
             "words": list(clean_command(command)),
             "names": self.options.deciding(CONTENT, NEUTRAL) | {"models": {PORT: self.port.model}},
@@ -125,7 +126,8 @@ class PortPlan:
 
 
 def prepare_port(options: EndpointOptions, model: str | None, texts: Sequence[str]) -> PortPlan:
-    """Return the plan: query the servers, and decide lengths and questions."""
+    """Return the plan for the evaluation of a server: query the servers, and decide lengths and
+    questions."""
     url = options.endpoint or ""
     port = _port(url, options, model)
     plain: Port | None = None
@@ -162,8 +164,8 @@ def prepare_port(options: EndpointOptions, model: str | None, texts: Sequence[st
 
 
 def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
-    """Return the plan with texts to read. The server of the unscaled model reads them through the
-    short window, if it can."""
+    """Return the plan with texts whose losses the server returns. The server of the unscaled model
+    reads them through the short window, if it can."""
     assert plan.losses is not None
     base = None
     reason = _no_base(plan)
@@ -179,7 +181,8 @@ def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
 
 
 def _no_base(plan: PortPlan) -> str | None:
-    """Return why no server reads the texts through the short window; None if one can."""
+    """Return why no server of the unscaled model reads the texts through the short window; None if
+    one can."""
     if plan.window is None:
         return "give --context, or --against what was extended"
     if plan.plain is None:
@@ -198,6 +201,7 @@ def _no_base(plan: PortPlan) -> str | None:
 
 
 def _port(url: str, options: EndpointOptions, model: str | None) -> Port:
+    """Return the server at a URL with the model that it serves."""
     server = replace(server_at(url), deadline=float(options.deadline))
     name, limit = served_model(server, url, model)
     told = identity_of(server, name)
@@ -207,8 +211,8 @@ def _port(url: str, options: EndpointOptions, model: str | None) -> Port:
 def lengths_of(
     options: EndpointOptions, port: Port, window: int | None, room: int = 0
 ) -> tuple[int, ...]:
-    """Return the requested lengths; without any, lengths that double up to the server's limit. For
-    texts, `room` tokens of the limit are left for the generated ones."""
+    """Return the lengths of the prompts for a server: --lengths, or lengths that double up to the
+    server's limit. For texts, `room` tokens of the limit are left for the generated ones."""
     if options.lengths:
         if port.limit is not None and options.lengths[-1] + room > port.limit and room:
             raise UsageError(
@@ -228,9 +232,9 @@ def lengths_of(
 
 
 def quick_lengths(window: int | None, limit: int) -> tuple[int, ...]:
-    """Return three lengths: the trained context, the server's limit, and one halfway between them
-    in doublings. A quarter of the limit replaces the context if that is unknown or not shorter than
-    the limit."""
+    """Return three lengths of prompts (--quick): the trained context, the server's limit, and one
+    halfway between them in doublings. A quarter of the limit replaces the context if that is
+    unknown or not shorter than the limit."""
     shortest = limit // 4
     if window is not None and window < limit:
         shortest = window
@@ -241,7 +245,7 @@ def quick_lengths(window: int | None, limit: int) -> tuple[int, ...]:
 
 
 def plan_lines(plan: PortPlan) -> list[str]:
-    """Return sentences about the planned questions and how many could decide."""
+    """Return sentences about the questions that a server will get and how many could decide."""
     port = plan.port
     limit = "no stated limit"
     if port.limit is not None:
@@ -276,6 +280,7 @@ def plan_lines(plan: PortPlan) -> list[str]:
 
 
 def _questions_line(plan: PortPlan) -> str:
+    """Return the sentence about the number of questions to a server and their tokens."""
     wish = plan.wish
     at_each = sum(
         len(depths)

@@ -42,12 +42,11 @@ class Port:
 
     @property
     def identity(self) -> dict[str, Json]:
-        """The values that a run stores about the server, to notice another model at its next
-        call."""
+        """Return what a run stores about the server, to notice another model at its next call."""
         return {"url": self.server.root, "model": self.model, "limit": self.limit, **self.told}
 
     def named(self, text: str) -> dict[str, Json]:
-        """Return the part of a request with the model and the prompt."""
+        """Return the part of a request to the server with the model and the prompt."""
         if self.api == "completions":
             return {"model": self.model, "prompt": text}
         request: dict[str, Json] = {
@@ -59,7 +58,8 @@ class Port:
         return request
 
     def ask(self, text: str, room: int) -> Reply:
-        """Return the reply to a prompt, decoded greedily, with `room` tokens for the answer."""
+        """Return the server's reply to a prompt, decoded greedily, with `room` tokens for the
+        answer."""
         request = self.named(text) | {"max_tokens": room, "temperature": 0, "stream": False}
         status, body = self.reached(PATHS[self.api], request)
         if status >= 400:
@@ -67,8 +67,8 @@ class Port:
         return reply_of(self.server.parsed(PATHS[self.api], body))
 
     def reached(self, path: str, request: JsonObject) -> tuple[int, bytes]:
-        """Return the status and the body of an answer. Raise, which ends the run, if the server is
-        lost or busy, wants an API key, or lacks the path or a chat template."""
+        """Return the status and the body of a server's answer. Raise, which ends the run, if the
+        server is lost or busy, wants an API key, or lacks the path or a chat template."""
         root = self.server.root
         try:
             status, body = self.server.patiently(path, request)
@@ -108,7 +108,8 @@ def error_text(status: int, body: bytes) -> str:
 
 
 def reply_of(answer: JsonObject) -> Reply:
-    """Return the reply in a completion, also if parts of it are missing or of another kind."""
+    """Return the reply in a server's completion, also if parts of it are missing or of another
+    kind."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return Reply(error="an answer without choices")
@@ -134,7 +135,7 @@ def reply_of(answer: JsonObject) -> Reply:
 
 
 def _object(data: JsonObject, key: str) -> JsonObject:
-    """Return an object in another one; an empty one if there is none."""
+    """Return an object in a server's answer; an empty one if there is none."""
     value = data.get(key)
     if isinstance(value, dict):
         return value
@@ -142,7 +143,7 @@ def _object(data: JsonObject, key: str) -> JsonObject:
 
 
 def _text(data: JsonObject, key: str) -> str:
-    """Return a text in an object; an empty one if there is none."""
+    """Return a text in a server's answer; an empty one if there is none."""
     value = data.get(key)
     if isinstance(value, str):
         return value
@@ -150,7 +151,7 @@ def _text(data: JsonObject, key: str) -> str:
 
 
 def _count(data: JsonObject, key: str) -> int | None:
-    """Return a number of tokens in an object, if it has a credible one."""
+    """Return a number of tokens in a server's answer, if it has a credible one."""
     value = data.get(key)
     if type(value) is int and 0 <= value < MOST_TOKENS:
         return value

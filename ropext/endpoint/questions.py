@@ -34,7 +34,7 @@ class Question:
 
     @property
     def name(self) -> str:
-        """The name of the file of its answer."""
+        """Return the name of the file of the server's answer, without its suffix."""
         return f"{self.task}-{self.length}-{self.index}-{self.asked.digest}"
 
     def prompt(self, api: str) -> str:
@@ -65,11 +65,12 @@ class WantedQuestions:
 
     @property
     def bundled(self) -> list[str]:
-        """Return the tasks of ropext."""
+        """Return the wanted tasks that come with ropext, without the user's own."""
         return [task for task in self.tasks if task not in self.own]
 
     def groups(self) -> Iterator[tuple[int, str, int, tuple[float, ...]]]:
-        """Yield length, task, index and depths of every haystack, the shortest first."""
+        """Yield length, task, index and depths of every haystack for a server, the shortest
+        first."""
         for length in self.lengths:
             for task in self.bundled:
                 for index, depths in find_task(task).groups(self.depths, self.items):
@@ -77,12 +78,12 @@ class WantedQuestions:
 
 
 def room_of(worded: TaskWording) -> int:
-    """Return the number of tokens that an answer may take."""
+    """Return the number of tokens that a server may generate for an answer."""
     return max(worded.room, LEAST_ROOM)
 
 
 def counts_of(wish: WantedQuestions, counting: Counting) -> dict[str, Count]:
-    """Return the count for the texts of each task."""
+    """Return how the prompts of each task are counted for a server."""
     counts = dict[str, Count]()
     for task in wish.tasks:
         counts[task] = counting.of_kind(_of_kind(task, wish))
@@ -90,7 +91,7 @@ def counts_of(wish: WantedQuestions, counting: Counting) -> dict[str, Count]:
 
 
 def _of_kind(task: str, wish: WantedQuestions) -> str:
-    """Return a text of the kind that a task has."""
+    """Return a text of the kind that a task has, by which prompts for a server are counted."""
     for own, questions in wish.own.items():
         if own == task:
             return questions[0].text[:KIND]
@@ -108,8 +109,8 @@ def _of_kind(task: str, wish: WantedQuestions) -> str:
 def build(
     wish: WantedQuestions, counts: Mapping[str, Count], kept: Store
 ) -> Iterator[list[Question] | str]:
-    """Yield the questions of each haystack, as an earlier call kept them if it did. Yield a
-    sentence instead if no question of a task fits a length."""
+    """Yield the questions for a server over each haystack, as an earlier call kept them if it did.
+    Yield a sentence instead if no question of a task fits a length."""
     too_short = set[tuple[str, int]]()
     for length, task, index, depths in wish.groups():
         if (task, length) in too_short:
@@ -133,7 +134,8 @@ def build(
 
 
 def _own(wish: WantedQuestions, task: OwnTask, count: Count) -> Iterator[list[Question] | str]:
-    """Yield the user's own questions, each alone, and a sentence if some are too long."""
+    """Yield the user's own questions for a server, each alone, and a sentence if some are too
+    long."""
     sizes = list[int]()
     for index, one in zip(haystacks_of(wish.own[task]), wish.own[task], strict=True):
         counted = count(prompt_for(one.asked, wish.api))
@@ -150,10 +152,13 @@ def _own(wish: WantedQuestions, task: OwnTask, count: Count) -> Iterator[list[Qu
 
 
 def _built(wish: WantedQuestions, count: Count, task: str, wanted: ItemRequest) -> list[Question]:
+    """Return the questions for a server over one haystack of a task."""
     worded = wording_of(task)
     room = room_of(worded)
 
     def needed(asked: TextQuestion) -> int:
+        """Return the tokens of a question's prompt on the server, and of the room for its
+        answer."""
         return count(prompt_for(asked, wish.api)) + room
 
     chosen = worded.questions_that_fit(needed, wanted, wish.hay)
@@ -166,8 +171,8 @@ def _built(wish: WantedQuestions, count: Count, task: str, wanted: ItemRequest) 
 def cut_alike(
     questions: Sequence[Question], counts: Mapping[str, Count], window: int, api: str
 ) -> list[tuple[Question, Question]]:
-    """Return each question, paired with itself over the end of its text. Questions over one text
-    share its remaining part, so a server reads it once."""
+    """Return each question for a server, paired with itself over the end of its text. Questions
+    over one text share its remaining part, so a server reads it once."""
     longest = dict[str, Question]()
     for question in questions:
         other = longest.setdefault(question.asked.text, question)
@@ -190,7 +195,8 @@ def cut_alike(
 
 
 def cut(question: Question, count: Count, window: int, api: str) -> Question:
-    """Return the question with its text truncated, so that its prompt and answer fit a window.
+    """Return the question with its text truncated, so that prompt and answer fit a window of the
+    server.
 
     The instruction and the end of the text are kept. If a window is too short for the instruction
     and the question, the instruction is removed, too.
@@ -216,7 +222,7 @@ def cut(question: Question, count: Count, window: int, api: str) -> Question:
 
 
 def _end(text: str, length: int) -> str:
-    """Return the last characters of a text, from the beginning of a word on."""
+    """Return the end of a question's text, from the beginning of a word on."""
     if length <= 0:
         return ""
     start = len(text) - length
@@ -229,5 +235,6 @@ def _end(text: str, length: int) -> str:
 
 
 def sentences_of(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the sentences of texts, as material for a haystack."""
+    """Return the sentences of the user's texts (--haystack text), which surround the needles for a
+    server."""
     return tuple(sentence for text in texts for sentence in split_sentences(text))

@@ -12,7 +12,7 @@ from ropext.results.report.html import Page
 
 
 def write_port_report(run: Measurement) -> None:
-    """Write report.md, report.html and plots/*.png of a finished run into its folder."""
+    """Write report.md, report.html and plots/*.png of a server's evaluation into its folder."""
     assert run.path is not None  # it was kept
     endpoint = endpoint_of(run)
     asked = f"questions in words to {endpoint['url']}, answered greedily"

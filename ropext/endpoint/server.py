@@ -48,6 +48,7 @@ class _Refusing(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> None:
+        """Raise InputError: the server answered with a redirect."""
         raise InputError(
             f"--endpoint {req.full_url} redirects to {newurl[:100]!r}; give the final address"
         )
@@ -73,8 +74,8 @@ class Server:
         return self.parsed(path, body)
 
     def patiently(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
-        """Return the status and the answer; wait for a server that is busy or still loads its
-        model."""
+        """Return the status and the body of a server's answer; wait for a server that is busy or
+        still loads its model."""
         end = monotonic() + self.patience
         pause, longest = self.pauses
         while True:
@@ -85,15 +86,17 @@ class Server:
             pause = min(2 * pause, longest)
 
     def parsed(self, path: str, body: bytes) -> dict[str, Json]:
-        """Return the JSON object in an answer."""
+        """Return the JSON object in a server's answer."""
         return parse_object(body, f"--endpoint {self.root}: the answer of {path}")
 
     def call(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
-        """Return the status and the answer. It must be whole before the deadline, because a server
-        that sends a byte per second keeps every limit of a single read."""
+        """Return the status and the body of a server's answer. It must be whole before the
+        deadline, because a server that sends a byte per second keeps every limit of a single
+        read."""
         answer: Future[tuple[int, bytes]] = Future()
 
         def read() -> None:
+            """Read the whole answer in a thread of its own."""
             try:
                 answer.set_result(self._read(path, question))
             except Exception as error:
@@ -106,9 +109,11 @@ class Server:
             raise self._late() from None
 
     def _late(self) -> TimeoutError:
+        """Return the error for a server's answer that is not whole before the deadline."""
         return TimeoutError(f"no whole answer within {self.deadline:g} seconds")
 
     def _read(self, path: str, question: JsonObject | None) -> tuple[int, bytes]:
+        """Send one request to the server, and return the status and the body of its answer."""
         data: bytes | None = None
         if question is not None:
             data = json.dumps(question).encode()
@@ -246,7 +251,8 @@ def identity_of(server: Server, model: str) -> dict[str, Json]:
 
 
 def _shown(value: Json) -> Json:
-    """Return a short value as it is, and the digest of a value that is too long for a message."""
+    """Return a property of a served model for a message: a short one as it is, a long one as its
+    digest."""
     if isinstance(value, str | int | float) and len(str(value)) <= MOST_SHOWN:
         return value
     return digest(value)

@@ -25,7 +25,7 @@ Scores = Sequence[tuple[ItemScore, Answer]]
 
 
 def port_numbers(scores: Scores) -> ModelNumbers:
-    """Return all numbers of the answers of one row."""
+    """Return all numbers of a server's answers in one row."""
     items = [item for item, _ in scores]
     values = port_values(items)
     return ModelNumbers(
@@ -37,7 +37,7 @@ def port_numbers(scores: Scores) -> ModelNumbers:
 
 
 def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
-    """Return `TASK@C` and `found@C`, over the questions whose prompts the server read."""
+    """Return `TASK@C` and `found@C` of a server, over the questions whose prompts it read."""
     read = [item for item in items if item.is_read]
     values = dict[str, Value]()
     for (task, length), group in sorted(group_answers(read, "task", "length").items()):
@@ -48,8 +48,8 @@ def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
 
 
 def _outcomes(scores: Scores) -> list[dict[str, Json]]:
-    """Return for each length the number of questions by outcome, the tokens of the prompts, and the
-    first reason of each kind."""
+    """Return for each length the number of a server's answers by outcome, the tokens of the
+    prompts, and the first reason of each kind."""
     lengths = sorted({item.length for item, _ in scores})
     return [_outcome_row(length, scores) for length in lengths]
 
@@ -80,15 +80,17 @@ def _outcome_row(length: int, scores: Scores) -> dict[str, Json]:
 
 
 def _ends(numbers: Sequence[int]) -> list[int] | None:
-    """Return the smallest and the largest number; None if there are none."""
+    """Return the smallest and the largest number of tokens in a server's prompts; None if there are
+    none."""
     if not numbers:
         return None
     return [min(numbers), max(numbers)]
 
 
 def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str, Json]:
-    """Return the longest length up to which at least 90 % are found: by the share itself, and by
-    the lower end of its interval. A length with a refused or cut question is not reached."""
+    """Return the longest length up to which a server finds at least 90 %: by the share itself, and
+    by the lower end of its interval. A length with a refused or truncated question is not
+    reached."""
     by_point = 0
     by_interval = 0
     interval_holds = True
@@ -106,8 +108,8 @@ def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str
 
 
 def deciding_questions() -> int:
-    """Return how many questions, if all are found, put the lower end of the interval at 90 %.
-    Wilson's lower end is then n / (n + z²)."""
+    """Return how many questions to a server, if all are found, put the lower end of the interval at
+    90 %. Wilson's lower end is then n / (n + z²)."""
     z2 = Z95**2
     least = ENOUGH * z2 / (1 - ENOUGH)
     return int(least) + 1

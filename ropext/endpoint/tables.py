@@ -29,13 +29,14 @@ def endpoint_of(run: Measurement) -> JsonObject:
 
 
 def _numbers_of(run: Measurement, label: str) -> ModelNumbers:
+    """Return the numbers of one row of a server's run."""
     numbers = run.models[label].numbers
     assert numbers is not None  # a run that was written has them
     return numbers
 
 
 def port_tables(run: Measurement) -> list[Table]:
-    """Return tables of the shares by length, full and truncated, of the depths, and of the
+    """Return the tables of a server's run: shares by length, full and truncated, depths, and
     outcomes."""
     tables = [_shares(run)]
     tables += _by_task(run)
@@ -45,14 +46,15 @@ def port_tables(run: Measurement) -> list[Table]:
 
 
 def _texts(run: Measurement) -> list[Table]:
-    """Return the tables of a directory's evaluation, if texts were read."""
+    """Return the tables of a server's losses of texts, as for a directory; none if no texts were
+    read."""
     if not run.facts.documents:
         return []
     return text_tables(replace(run, facts=replace(run.facts, headline="tail")))
 
 
 def row_names(run: Measurement) -> dict[str, str]:
-    """Return the names of the two rows."""
+    """Return the names of a server's two rows: its model, and the truncated questions."""
     endpoint = endpoint_of(run)
     names = {PORT: endpoint["model"]}
     if CUT in run.models:
@@ -64,11 +66,13 @@ def row_names(run: Measurement) -> dict[str, str]:
 
 
 def _rows(run: Measurement) -> list[tuple[str, dict[str, Value]]]:
+    """Return the numbers of a server's rows by the names of the rows."""
     return [(name, run.values(label)) for label, name in row_names(run).items()]
 
 
 def _shares(run: Measurement) -> Table:
-    """Return the two rows, and their difference over the same questions."""
+    """Return the table of the shares that a server found, full and truncated, and of their
+    difference over the same questions."""
     lengths = run.frame.lengths
     note = (
         "share of needles found, over the answered questions, with its 95 % interval (questions "
@@ -86,7 +90,7 @@ def _shares(run: Measurement) -> Table:
 
 
 def _by_task(run: Measurement) -> list[Table]:
-    """Return a table for each task, if there are several."""
+    """Return a table of a server's shares for each task, if there are several."""
     tasks = list(_numbers_of(run, PORT).retrieval)
     if len(tasks) < 2:
         return []
@@ -99,7 +103,7 @@ def _by_task(run: Measurement) -> list[Table]:
 
 
 def _depths(run: Measurement) -> Table:
-    """Return the share found by depth and length, for the server's own row."""
+    """Return the table of the shares that the server found, by depth and length."""
     cells = list[HeatCell]()
     for cells_of_task in _numbers_of(run, PORT).retrieval.values():
         cells += cells_of_task
@@ -114,6 +118,7 @@ def _depths(run: Measurement) -> Table:
 
 
 def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
+    """Return how many questions at a depth and a length the server found: `7 of 8`."""
     count = 0
     right = 0.0
     for cell in cells:
@@ -124,7 +129,7 @@ def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
 
 
 def _outcomes(run: Measurement) -> Table:
-    """Return the number of questions by outcome."""
+    """Return the table of the server's answers by outcome."""
     outcomes = _numbers_of(run, PORT).outcomes or ()
     has_usage = any(row["used"] is not None for row in outcomes)
     header = ["length", "tokens counted"]
@@ -145,6 +150,7 @@ def _outcomes(run: Measurement) -> Table:
 
 
 def _range(ends: Sequence[int] | None) -> str:
+    """Return the smallest and largest number of tokens of a server's prompts: `512…530`."""
     if ends is None:
         return "-"
     low, high = ends
@@ -152,7 +158,7 @@ def _range(ends: Sequence[int] | None) -> str:
 
 
 def port_lines(run: Measurement) -> list[str]:
-    """Return the verdicts of the numbers, and why some questions were not read."""
+    """Return the verdicts about a server, and why it did not read some questions."""
     endpoint = endpoint_of(run)
     lines = list[str]()
     for label, name in row_names(run).items():
@@ -170,6 +176,7 @@ def port_lines(run: Measurement) -> list[str]:
 
 
 def _reach_line(name: str, reached: Mapping[str, Any]) -> str:
+    """Return the sentence about the longest length up to which a server finds enough."""
     share_text = f"{reached['share']:.0%}"
     if not reached["by_point"]:
         return f"{name}: not at any length are {share_text} found"

@@ -44,36 +44,38 @@ class TextPlan:
 
     @property
     def hashes(self) -> list[str]:
-        """The hashes that identify the documents."""
+        """Return the hashes that identify the texts that a server reads."""
         return [one[self.frame.longest] for one in self.texts.documents.prefix_hashes]
 
     @property
     def decides(self) -> JsonObject:
-        """The values that decide the numbers."""
+        """Return what decides the losses that a server returns for texts."""
         bos = self.texts.bos
         return {"documents": self.hashes, "bos": bos, "short_window": SHORT_WINDOW}
 
     def regimes(self, label: str) -> dict[str, int]:
-        """Return the pass length of each folder of readings."""
+        """Return the pass length of each folder of a server's losses."""
         longest = self.frame.longest
         if label == BASE:
             return {SHORT: longest}
         return {f"{WHOLE}-{longest}": longest}
 
     def units(self, label: str) -> Iterator[tuple[str, Callable[[], TokenNll]]]:
-        """Yield the file of each document's reading, and the function that reads it."""
+        """Yield the file of a server's losses for each text, and the function that asks for
+        them."""
         (regime,) = self.regimes(label)
         for ids, name in zip(self.texts.ids, self.hashes, strict=True):
             yield loss_file_name(regime, name), self._reader(label, ids)
 
     def _reader(self, label: str, ids: Ids) -> Callable[[], TokenNll]:
+        """Return the function that asks a server for the losses of one text."""
         base = self.base
         if label == BASE and base is not None:
             return lambda: base.read_short(ids, self.frame.context, self.texts.bos)
         return lambda: self.losses.read(ids)
 
     def numbers(self, stores: Mapping[str, Store]) -> dict[str, ModelNumbers]:
-        """Return the numbers of each row's reading."""
+        """Return the perplexities that follow from the servers' losses, by row."""
         readings = dict[str, Reading]()
         for label, store in stores.items():
             readings[label] = store.reading(label, self.regimes(label), self.hashes)

@@ -24,6 +24,7 @@ class FileTokenizer:
     is_fast = True
 
     def __init__(self, file: Path) -> None:
+        """Load tokenizer.json or a GGUF's vocabulary, without its truncation and padding."""
         coder = _coder(file)
         coder.no_truncation()
         coder.no_padding()
@@ -32,7 +33,7 @@ class FileTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that it puts before a text; None if it puts none."""
+        """Return the token that the tokenizer puts before a text; None if it puts none."""
         alone = self.encode("a", add_special_tokens=False)
         whole = self.encode("a", add_special_tokens=True)
         if whole[:1] == alone[:1]:
@@ -40,17 +41,19 @@ class FileTokenizer:
         return whole[0]
 
     def encode(self, text: str, *, add_special_tokens: bool, verbose: bool = False) -> list[int]:
-        """Return the ids of a text."""
+        """Return the token ids of a text that a server will get."""
         return list(self.coder.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def __call__(self, text: str, *, add_special_tokens: bool, **_: bool) -> dict[str, list[Any]]:
-        """Return the ids of a text, and the offsets at which each token begins and ends."""
+        """Return the token ids of a text that a server will get, and the offsets at which each
+        token begins and ends."""
         coded = self.coder.encode(text, add_special_tokens=add_special_tokens)
         return {"input_ids": list(coded.ids), "offset_mapping": list(coded.offsets)}
 
 
 def text_tokenizer(place: Path) -> FileTokenizer:
-    """Return the tokenizer of a directory, which encodes texts as the model reads them."""
+    """Return the tokenizer of the directory in --tokenizer or --against, which encodes texts for a
+    server as its model reads them."""
     if not (place / TOKENIZER).is_file():
         raise UsageError(
             f"perplexity is read of token ids, and {place} holds no {TOKENIZER}: give --tokenizer "
@@ -60,8 +63,8 @@ def text_tokenizer(place: Path) -> FileTokenizer:
 
 
 def tokenizer_at(place: str) -> Counted:
-    """Return a function that counts a text's tokens with the tokenizer of a directory or a GGUF
-    file."""
+    """Return a function that counts a prompt's tokens by --tokenizer, a directory or a GGUF file,
+    because the server does not."""
     path = Path(place)
     file = path
     if path.is_dir():
@@ -75,6 +78,7 @@ def tokenizer_at(place: str) -> Counted:
 
 
 def _coder(file: Path) -> Any:
+    """Return the tokenizer in the file that --tokenizer names for counting a server's prompts."""
     try:
         import tokenizers
     except ImportError:
@@ -91,6 +95,8 @@ def _coder(file: Path) -> Any:
 
 
 def _of_gguf(file: Path) -> Any:
+    """Return a tokenizer of the vocabulary and merges of a GGUF, which counts a server's
+    prompts."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from ropext.files.gguf.header import read_gguf

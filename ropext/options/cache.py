@@ -23,17 +23,17 @@ class StoredCache:
 
     @property
     def name(self) -> str:
-        """Return the name for a row's label, which also names a folder."""
+        """Return the name of a `--kv` cache for a row's label, which also names a folder."""
         return self.keys if self.keys == self.values else f"{self.keys}-{self.values}"
 
 
 def full_name(name: str) -> str:
-    """Return the name of a type of cache: `q8_0` for `q8`."""
+    """Return the full name of a type of cache that `--kv` takes: `q8_0` for `q8`."""
     return SHORT_NAMES.get(name, name)
 
 
 def stored_cache(name: str) -> StoredCache:
-    """Read `q8_0`, or `q8_0/q4_0` for keys and values apart."""
+    """Read one value of `--kv`: `q8_0`, or `q8_0/q4_0` for keys and values apart."""
     keys, separator, values = name.partition(APART)
     if not separator:
         values = keys
@@ -48,7 +48,7 @@ def stored_cache(name: str) -> StoredCache:
 
 
 def _rounded(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the caches of `eval`: each differs from the others, and each rounds keys or values."""
+    """Check `eval --kv`: each cache differs from the others, and each rounds keys or values."""
     for name in names:
         if stored_cache(name) == StoredCache(UNROUNDED, UNROUNDED):
             raise UsageError(

@@ -39,58 +39,72 @@ class Argument:
 
 
 def _is_text(value: object) -> bool:
+    """Return whether an argument of a public function is a text."""
     return isinstance(value, str)
 
 
 def _is_place(value: object) -> bool:
+    """Return whether an argument of a public function is a path."""
     return isinstance(value, str | PathLike)
 
 
 def _is_flag(value: object) -> bool:
+    """Return whether an argument of a public function is True or False."""
     return isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
+    """Return whether an argument of a public function is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _are_texts(value: object) -> bool:
+    """Return whether an argument of a public function is a list of texts."""
     return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 def _are_places(value: object) -> bool:
+    """Return whether an argument of a public function is a list of paths."""
     return isinstance(value, list | tuple) and all(map(_is_place, value))
 
 
 def _are_labels(value: object) -> bool:
+    """Return whether the argument `labels` of `compare` maps names to names."""
     return isinstance(value, Mapping) and all(map(_is_text, list(value) + list(value.values())))
 
 
 def _has_answers(value: object) -> bool:
+    """Return whether the argument `beside` of `verify` is a PlainServer."""
     return hasattr(value, "answers")
 
 
 def _is_tokenizer(value: object) -> bool:
+    """Return whether the argument `tokenizer` is a tokenizer of transformers."""
     return callable(value) and hasattr(value, "get_vocab")
 
 
 def _text(line: str) -> Argument:
+    """Return an argument of public functions that takes a text, with its line of help."""
     return Argument(line, "a text", _is_text)
 
 
 def _flag(line: str) -> Argument:
+    """Return an argument of public functions that takes True or False, with its line of help."""
     return Argument(line, "true or false", _is_flag)
 
 
 def _called(line: str) -> Argument:
+    """Return an argument of public functions that takes a function, with its line of help."""
     return Argument(line, "a function", callable)
 
 
 def _texts(line: str) -> Argument:
+    """Return an argument of public functions that takes a list of texts, with its line of help."""
     return Argument(line, "a list of texts", _are_texts)
 
 
 def _place(line: str) -> Argument:
+    """Return an argument of public functions that takes a path, with its line of help."""
     return Argument(line, "a path", _is_place)
 
 
@@ -147,18 +161,20 @@ ARGUMENTS = {
 def public(
     *kinds: type[Options], without: Sequence[str] = (), model: str = ""
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator for a function that takes the fields of these classes as `**options`,
-    `without` those that mean nothing to it.
+    """Return a decorator for a public function of ropext that takes the options of these classes as
+    `**options`, but not the options in `without`.
 
     It puts the fields into the signature and the help, and refuses unknown names and unfit
     arguments. `model` is the help of the argument of that name, if it takes another kind than most.
     """
 
     def door(function: Callable[P, R]) -> Callable[P, R]:
+        """Give a public function the options in its signature and help."""
         shown = _signature(function, kinds, without)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            """Call the public function, if its arguments and options fit."""
             _check_names(function.__name__, shown, kwargs)
             given: dict[str, object] = {}
             for name, value in kwargs.items():
@@ -175,7 +191,7 @@ def public(
 
 
 def fields_of(kinds: Iterable[type[Options]]) -> dict[str, FieldInfo]:
-    """Return the fields of all these classes."""
+    """Return the fields of all these classes of options."""
     fields = dict[str, FieldInfo]()
     for kind in kinds:
         fields |= kind.model_fields
@@ -185,8 +201,8 @@ def fields_of(kinds: Iterable[type[Options]]) -> dict[str, FieldInfo]:
 def _signature(
     function: Callable[..., object], kinds: Sequence[type[Options]], without: Sequence[str]
 ) -> Signature:
-    """Return a function's signature with each option in the place of `**options`. A function as a
-    default becomes None, since its text would be an address."""
+    """Return a public function's signature with each option in the place of `**options`. A function
+    as a default becomes None, since its text would be an address."""
     stated = inspect.signature(function)
     parameters = dict[str, Parameter]()
     for name, parameter in stated.parameters.items():
@@ -205,7 +221,7 @@ def _signature(
 
 
 def python_type(info: FieldInfo) -> object:
-    """Return the type that a caller may give for an option."""
+    """Return the type that a caller in Python may give for an option."""
     item, is_list, choices = item_of(info)
     role = role_of(info)
     kind: object = item
@@ -231,7 +247,8 @@ def python_type(info: FieldInfo) -> object:
 
 
 def _lines(shown: Signature, kinds: Sequence[type[Options]], model: str) -> str:
-    """Return the help of the arguments, one line for each."""
+    """Return the lines "Arguments:" of a public function's help, one for each argument and
+    option."""
     fields = fields_of((Reach, Writing, *kinds))
     lines = ["Arguments:"]
     for name in shown.parameters:
@@ -246,7 +263,7 @@ def _lines(shown: Signature, kinds: Sequence[type[Options]], model: str) -> str:
 
 
 def in_python(text: str) -> str:
-    """Write the flags in a help text as Python spells them."""
+    """Write the flags in an option's help as Python spells them: `max_docs` for `--max-docs`."""
     return re.sub(r"--([a-z][a-z-]*)", lambda match: _named(match[1]), text)
 
 
@@ -256,10 +273,12 @@ def worded_for_python(function: Callable[P, R]) -> Callable[P, R]:
     parameters = inspect.signature(function).parameters
 
     def reworded(sentence: str) -> str:
+        """Write a sentence of the function with arguments in place of flags."""
         return in_call(sentence, parameters)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the public function; reword its narration and its errors."""
         say = kwargs.get("say")
         if callable(say):
             kwargs["say"] = lambda sentence: say(reworded(sentence))
@@ -285,9 +304,10 @@ _FLAGS = re.compile(rf"(?<![\w-]){_FLAG}(?: {_FLAG})*")
 
 
 def in_call(text: str, parameters: Mapping[str, Parameter]) -> str:
-    """Write the flags in a message as arguments of a function with these parameters."""
+    """Write the flags in a message as arguments of a public function with these parameters."""
 
     def written(match: re.Match[str]) -> str:
+        """Write the flags that a match holds as arguments, with commas between them."""
         given = list[str]()
         for flag, value in re.findall(_FLAG, match[0]):
             given.append(_argument(flag, value, parameters))
@@ -300,7 +320,7 @@ def in_call(text: str, parameters: Mapping[str, Parameter]) -> str:
 
 
 def _argument(flag: str, value: str, parameters: Mapping[str, Parameter]) -> str:
-    """Write one flag, with its value if it has one, as an argument."""
+    """Write one flag as an argument of a public function, with its value if it has one."""
     name = _named(flag.lstrip("-"))
     if name not in parameters:
         return f"{flag} {value}".rstrip()
@@ -317,6 +337,7 @@ _RENAMED = {"fail_if": "gates", "from": "begin", "o": "output"}
 
 
 def _named(word: str) -> str:
+    """Return the name in Python of a flag without its dashes: `for_loaders` for `for`."""
     name = word.replace("-", "_")
     name = _RENAMED.get(name, name)
     for option in ("for_loaders", "evaluate"):
@@ -326,7 +347,7 @@ def _named(word: str) -> str:
 
 
 def _check_names(name: str, shown: Signature, given: Iterable[str]) -> None:
-    """Refuse an option that the function does not have."""
+    """Refuse an option that the public function does not have; name the one that may be meant."""
     for word in given:
         if word not in shown.parameters:
             names = list(shown.parameters)
@@ -340,8 +361,8 @@ def _check_names(name: str, shown: Signature, given: Iterable[str]) -> None:
 def _check(
     name: str, shown: Signature, args: Sequence[object], given: Mapping[str, object]
 ) -> None:
-    """Refuse a call that does not fit the signature, and an argument of another kind than
-    expected."""
+    """Refuse a call that does not fit the signature of a public function, and an argument of
+    another kind than expected."""
     try:
         bound = shown.bind(*args, **given)
     except TypeError as error:

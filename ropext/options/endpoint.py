@@ -83,12 +83,13 @@ class EndpointOptions(Measuring):
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return the tasks that the user named, else `mkey` (several needles in one text)."""
+        """Return the tasks that `eval --endpoint` asks: --tasks, else `mkey` (several needles in
+        one text)."""
         return self.tasks or ("mkey",)
 
     @property
     def reads_text(self) -> bool:
-        """Return whether the perplexity of texts is wanted."""
+        """Return whether the options of `eval --endpoint` ask for the perplexity of texts."""
         return self.data is not None and self.haystack != "text"
 
 
@@ -96,8 +97,8 @@ ONLY = tuple(name for name in EndpointOptions.model_fields if name not in Evalua
 
 
 def is_port(given: Mapping[str, Any]) -> bool:
-    """Return whether the options ask a server. Without --endpoint, refuse the options that only a
-    server's evaluation has."""
+    """Return whether the options of `eval` name a server. Without --endpoint, refuse the options
+    that only a server's evaluation has."""
     if given.get("endpoint") is not None:
         return True
     for name in ONLY:
@@ -107,8 +108,7 @@ def is_port(given: Mapping[str, Any]) -> bool:
 
 
 def port_options(given: Mapping[str, Any]) -> EndpointOptions:
-    """Check the options of a server's evaluation; refuse an option about a model that ropext
-    loads."""
+    """Check the options of `eval --endpoint`; refuse an option about a model that ropext loads."""
     for name in given:
         info = EndpointOptions.model_fields.get(name)
         is_served = info is not None and Trait.SERVED in info.metadata

@@ -52,7 +52,7 @@ IN_TOKEN_IDS = [task.name for task in TASKS if not task.in_words]
 
 
 def _tasks(value: object, check: Callable[[object], object]) -> tuple[str, ...]:
-    """Read names of tasks, files of questions, and from Python functions."""
+    """Read the option --tasks: names of tasks, files of questions, and from Python functions."""
     words = value
     if isinstance(value, str) and not isinstance(value, OwnTask):
         words = value.split(",")
@@ -236,8 +236,8 @@ class Measuring(DocumentOptions):
 
     @property
     def template_args(self) -> dict[str, Json]:
-        """Return the variables of the chat template: each value is read as JSON, or else as
-        text."""
+        """Return the variables that the option --chat-args gives the chat template: each value is
+        read as JSON, or else as text."""
         variables = dict[str, Json]()
         for word in self.chat_args:
             name, _, value = word.partition("=")
@@ -272,7 +272,8 @@ class SelfExtend(Options):
 
     @property
     def fold(self) -> FoldOptions:
-        """Return the options of the fold, as a plan takes them."""
+        """Return the options --window, --group and --literal as the plan of Self-Extend takes
+        them."""
         return FoldOptions(self.window, self.group, self.literal)
 
 
@@ -329,11 +330,12 @@ class Evaluate(SelfExtend, Measuring):
 
     @property
     def stored_caches(self) -> tuple[StoredCache, ...]:
-        """Return the caches with which long rows are read a second time."""
+        """Return the caches of the option --kv, with which long rows are read a second time."""
         return tuple(stored_cache(name) for name in self.kv)
 
     @model_validator(mode="after")
     def _chat(self) -> Self:
+        """Refuse --chat without tasks in words, and --chat-args without --chat."""
         if self.template_args and not self.chat:
             raise UsageError("--chat-args are for the chat template that --chat asks tasks through")
         if not self.chat:
@@ -348,6 +350,7 @@ class Evaluate(SelfExtend, Measuring):
 
     @model_validator(mode="after")
     def _measuring(self) -> Self:
+        """Refuse options of `eval` that measure nothing, and --lengths or --depths out of range."""
         if self.lengths and self.lengths[-1] > LONGEST_TARGET:
             raise UsageError(
                 f"--lengths go up to {LONGEST_TARGET} tokens, was {str(self.lengths[-1])[:40]}"
@@ -377,6 +380,7 @@ class Evaluate(SelfExtend, Measuring):
 
     @model_validator(mode="after")
     def _models(self) -> Self:
+        """Refuse options of `eval` that do not say how far --method extends, or that contradict."""
         for method in self.method:
             scaling.check_known(method)
         if self.factor and self.target:

@@ -40,7 +40,7 @@ AUTO = "auto"
 
 
 def _loaders(value: object) -> object:
-    """Check the names of loaders."""
+    """Read the option --for, and check the names of the engines in it."""
     from ropext.families import loaders  # late: no --help needs the table
 
     if isinstance(value, str):
@@ -108,6 +108,7 @@ class Reach(Options):
 
     @model_validator(mode="after")
     def _reach(self) -> Self:
+        """Refuse --factor and --target together."""
         if self.factor is not None and self.target is not None:
             raise UsageError(
                 f"--factor {self.factor:g} and --target {self.target} both say how far; give one"
@@ -156,6 +157,7 @@ class _Extension(Reach):
 
     @model_validator(mode="after")
     def _method(self) -> Self:
+        """Refuse an unknown --method, and options that contradict it or --length-only."""
         if self.length_only:
             refused = "--length-only changes no spectrum;"
             for name in ("method", "attention_factor", "temperature", "like", *KNOBS):
@@ -171,14 +173,14 @@ class _Extension(Reach):
 
     @property
     def attention(self) -> float | None:
-        """Return the attention factor that the user gave, under either of its names."""
+        """Return the attention factor that the option --attention-factor or --temperature gives."""
         if self.temperature is not None:
             return 1 / math.sqrt(self.temperature)
         return self.attention_factor
 
 
 def _owners() -> dict[str, list[scaling.Method]]:
-    """Return, for each knob, the methods that have it."""
+    """Return, for each knob (an option of some methods), the methods that have it."""
     owners = dict[str, list[scaling.Method]]()
     for method in scaling.METHODS.values():
         for name in method.knob_names():
@@ -191,7 +193,7 @@ KNOBS = tuple(OWNERS)
 
 
 def _knob_fields() -> dict[str, tuple[Any, Any]]:
-    """Make each knob a field whose help names its methods and its effect."""
+    """Make each knob of a method an option whose help names its methods and its effect."""
     made = dict[str, tuple[Any, Any]]()
     for method in scaling.METHODS.values():
         for knob in fields(method.knobs):
@@ -259,6 +261,7 @@ class Extend(Extension):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
+        """Refuse `--method auto` for a command that extends by one method."""
         if self.method == AUTO:
             raise UsageError(
                 "--method auto is for `ropext extend`, recipes and ropext.run, and chooses by "
@@ -268,7 +271,8 @@ class Extend(Extension):
 
 
 def knobs_for(options: Extend, method: str) -> object:
-    """Return the knobs of a method, from the options; refuse a knob of another method."""
+    """Return the knobs of a method, from the options of an extension; refuse a knob of another
+    method."""
     kind = scaling.find(method)
     given = dict[str, object]()
     for name in KNOBS:
@@ -283,7 +287,8 @@ def knobs_for(options: Extend, method: str) -> object:
 
 
 def resolve_target(options: Extend, context: int) -> int:
-    """Return how many tokens are wanted; round up if a factor gives no whole number."""
+    """Return how many tokens --target or --factor asks for; round up if a factor gives no whole
+    number."""
     if options.target is not None:
         target = options.target
         if target <= context:
@@ -310,6 +315,7 @@ def resolve_target(options: Extend, context: int) -> int:
 
 
 def _no_target(options: Extend, context: int) -> UsageError:
+    """Return the error for an extension without --factor and --target."""
     advice = f"give --factor 4, or --target {4 * context} (the model's context is {context})"
     if options.context is not None:
         advice += f"; --context N is what it was trained on, --target {context} what it is to read"
@@ -319,7 +325,8 @@ def _no_target(options: Extend, context: int) -> UsageError:
 def with_pair_factors(
     values: Mapping[str, Any], read_file: Callable[[str], str] | None = None
 ) -> dict[str, Any]:
-    """Return the values, with the numbers from the file that `pair_factors` may name."""
+    """Return the options, with the numbers from the file that the option --pair-factors may
+    name."""
     values = dict(values)
     pairs = values.get("pair_factors")
     if not isinstance(pairs, str):
@@ -338,7 +345,7 @@ def with_pair_factors(
 def parse_extend(
     values: Mapping[str, Any], read_file: Callable[[str], str] | None = None
 ) -> Extend:
-    """Check the options of an extension; `read_file` reads `pair_factors` if it is given as a
+    """Check the options of an extension; `read_file` reads --pair-factors if it is given as a
     path."""
     return Extend(**with_pair_factors(values, read_file))
 
@@ -382,8 +389,8 @@ class Choosing(Options):
 
 
 def is_run(options: Mapping[str, Any], *later: object) -> bool:
-    """Return whether a call of `extend` is a recipe: it names later steps, or a measurement chooses
-    the method."""
+    """Return whether the options of `extend` make a recipe: they name later steps, or `--method
+    auto`."""
     is_choice = options.get("method") == AUTO
     has_choosing = any(name in options for name in Choosing.model_fields)
     return is_choice or has_choosing or any(later)

@@ -55,12 +55,12 @@ _SPELLED = {"for_loaders": "for", "evaluate": "eval"}
 
 
 def spelled(name: str) -> str:
-    """Return the key of a field in a recipe."""
+    """Return the key of an option in a recipe."""
     return _SPELLED.get(name, name)
 
 
 def flag(name: str) -> str:
-    """Return the flag of a field."""
+    """Return the flag of an option: `--beta-fast` for `beta_fast`."""
     return "--" + spelled(name).replace("_", "-")
 
 
@@ -139,7 +139,7 @@ def wanted(
 
 
 def _number(value: object) -> object:
-    """Read a number as YAML writes it: 4, 1_000, 2e3."""
+    """Read a number of an option as YAML writes it: 4, 1_000, 2e3."""
     if not isinstance(value, str) or len(value) > 400 or not _NUMBER.fullmatch(value):
         return value
     digits = value.replace("_", "")
@@ -152,7 +152,7 @@ _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d{1,3})?")
 
 
 def _words(value: object) -> object:
-    """Read a list, or one text with commas."""
+    """Read an option that takes a list, or one text with commas."""
     if isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, list | tuple):
@@ -162,7 +162,7 @@ def _words(value: object) -> object:
 
 
 def _numbers(value: object, info: ValidationInfo) -> object:
-    """Read a list of numbers, one number, or one text with commas."""
+    """Read an option that takes a list of numbers, one number, or one text with commas."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
     words = _words(value)
@@ -180,7 +180,7 @@ def _numbers(value: object, info: ValidationInfo) -> object:
 
 
 def _lengths(value: object) -> object:
-    """Read an ascending list of lengths, such as 4k,8k."""
+    """Read an option that takes an ascending list of lengths, such as 4k,8k."""
     parts = _words(value)
     if not isinstance(parts, tuple):
         return value
@@ -188,7 +188,7 @@ def _lengths(value: object) -> object:
 
 
 def _length(value: object, info: ValidationInfo) -> object:
-    """Read a length, such as 4096 or 4k."""
+    """Read an option that takes a length, such as 4096 or 4k."""
     if info.context == YAML:
         value = _number(value)
     if isinstance(value, str):
@@ -197,7 +197,7 @@ def _length(value: object, info: ValidationInfo) -> object:
 
 
 def _whole(value: object, info: ValidationInfo) -> object:
-    """Read a whole number; JSON of other programs may write it as 8192.0."""
+    """Read an option that takes a whole number; JSON of other programs may write it as 8192.0."""
     if info.context == YAML:
         value = _number(value)
     if isinstance(value, float) and value.is_integer():
@@ -206,14 +206,14 @@ def _whole(value: object, info: ValidationInfo) -> object:
 
 
 def _place(value: object) -> object:
-    """Read a place, which Python may give as a Path."""
+    """Read an option that takes a place, which Python may give as a Path."""
     if isinstance(value, Path):
         return str(value)
     return value
 
 
 def _method(value: object) -> object:
-    """Read a method, which Python may give as a function."""
+    """Read the option --method, which Python may give as a function."""
     if not callable(value) or isinstance(value, type):
         return value
     from ropext.scaling import given  # late: few bring a function of their own
@@ -222,7 +222,7 @@ def _method(value: object) -> object:
 
 
 def _methods(value: object) -> object:
-    """Read methods, each of which Python may give as a function."""
+    """Read an option that takes methods, each of which Python may give as a function."""
     if isinstance(value, list | tuple):
         names = list(map(_method, value))
         for name in names:
@@ -246,7 +246,8 @@ TextsOrPlace = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
 
 
 def as_place(given: TextsOrPlace) -> str:
-    """Return documents as one string: their place, or a `Texts` that holds them."""
+    """Return the documents of an option such as --data as one string: their place, or a `Texts`
+    that holds them."""
     if isinstance(given, str):
         return given
     if isinstance(given, PathLike):
@@ -259,12 +260,13 @@ def as_place(given: TextsOrPlace) -> str:
 
 
 def _has_rows(given: object) -> bool:
-    """Return whether a value holds documents."""
+    """Return whether the value of an option holds documents itself."""
     return isinstance(given, Iterable) or hasattr(given, "to_pylist")
 
 
 def _rows_of(given: Any) -> Iterable[str | Mapping[str, Any]]:
-    """Return the rows of a table of another library; a mapping is one row."""
+    """Return the documents in a table of another library, which Python may give for --data; a
+    mapping is one row."""
     rows: Iterable[str | Mapping[str, Any]] = given
     if isinstance(given, Mapping):
         if any(hasattr(part, "column_names") for part in given.values()):
@@ -283,7 +285,8 @@ def _rows_of(given: Any) -> Iterable[str | Mapping[str, Any]]:
 
 
 def _documents(value: Any, check: Callable[[object], str], info: ValidationInfo) -> str:
-    """Read a place of documents; outside of recipes, also the documents themselves."""
+    """Read an option that takes documents: their place, or outside of recipes the documents
+    themselves."""
     if info.context == YAML:
         return check(value)
     is_text = isinstance(value, str | bytes) and not isinstance(value, Texts)
@@ -293,7 +296,7 @@ def _documents(value: Any, check: Callable[[object], str], info: ValidationInfo)
 
 
 def listed(item: str, or_item: str | None = None) -> WithJsonSchema:
-    """Return the JSON schema of a list that may also be one text with commas."""
+    """Return the JSON schema of an option that takes a list or one text with commas."""
     if or_item is None:
         return WithJsonSchema({"type": ["array", item, "string"], "items": {"type": item}})
     kinds = [item, or_item]
@@ -355,6 +358,7 @@ ATTENTIONS = "eager, sdpa, flash_attention_2 ..."
 
 
 def _attention(name: str) -> str:
+    """Check the option --attn-implementation: refuse a kernel of a stranger on the hub."""
     if "/" in name and not TRUSTED_KERNEL.match(name):
         raise UsageError(
             f"--attn-implementation {name[:80]!r} names a kernel on the hub, which transformers "
@@ -385,6 +389,8 @@ class Options(BaseModel):
     if not TYPE_CHECKING:
 
         def __init__(self, **values: object) -> None:
+            """Check the given options; raise one sentence that names the flag of the first
+            mistake."""
             given = dict[str, object]()
             for name, value in values.items():
                 if hasattr(value, "dtype") and hasattr(value, "tolist"):
@@ -409,7 +415,7 @@ class Options(BaseModel):
         __init__.__pydantic_base_init__ = True
 
     def deciding(self, *decisions: str, **dumping: Any) -> dict[str, Any]:
-        """Return the values with these decisions that are not the default, as `model_dump` writes
+        """Return the options with these decisions that are not the default, as `model_dump` writes
         them. So a new option leaves the keys of finished work unchanged. If a default changes,
         raise the `key_schema`."""
         names = set[str]()
@@ -436,7 +442,7 @@ class Options(BaseModel):
 
 
 def decision_of(info: FieldInfo) -> str:
-    """Return the decision of an option, one of DECISIONS."""
+    """Return what an option decides, one of DECISIONS."""
     for mark in info.metadata:
         if isinstance(mark, str) and mark in DECISIONS:
             return mark
@@ -454,7 +460,7 @@ _BOUNDS = {
 
 
 def wish(error: ErrorDetails) -> str:
-    """Describe the expected value and the given value."""
+    """Say which value an option expects, and which one was given."""
     kind = error["type"]
     value = error["input"]
     context = error.get("ctx", {})
@@ -471,7 +477,7 @@ def wish(error: ErrorDetails) -> str:
 
 
 def shown_default(value: object) -> str:
-    """Write a default as help texts show it."""
+    """Write the default of an option as its help shows it."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -482,6 +488,7 @@ def shown_default(value: object) -> str:
 
 
 def _shown(value: object) -> str:
+    """Write a given value or a bound for the error about an option."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)[:60]
@@ -496,8 +503,8 @@ TABLES = (JSON, ".csv", ".tsv")
 
 
 def role_of(info: FieldInfo) -> Role | None:
-    """Return the role of a field's value, or None if it has none. Its type may be inside of
-    `X | None`, and inside of a list."""
+    """Return the role of an option's value, or None if it has none. The mark may be inside of `X |
+    None`, and inside of a list."""
     marks = [*info.metadata]
     types: list[Any] = [info.annotation]
     for declared in types:  # grows
@@ -508,7 +515,7 @@ def role_of(info: FieldInfo) -> Role | None:
 
 
 def reads(values: Mapping[str, Any], kind: type[Options]) -> dict[str, list[str]]:
-    """Return the places that options of this class read, by flag, for the guard."""
+    """Return the places that the options of this class read, by flag, for the guard."""
     named = dict[str, list[str]]()
     for name, value in values.items():
         info = kind.model_fields.get(name)
@@ -539,7 +546,7 @@ class ValueKind(NamedTuple):
 
 
 def item_of(info: FieldInfo) -> ValueKind:
-    """Return the kind of one value of a field."""
+    """Return the kind of one value of an option."""
     kind = plain(info.annotation)
     is_list = get_origin(kind) is tuple
     if is_list:
@@ -550,7 +557,7 @@ def item_of(info: FieldInfo) -> ValueKind:
 
 
 def plain(declared: Any) -> Any:
-    """Return a field's type without its None, its bounds and its readers."""
+    """Return the type of an option without its None, its bounds and its readers."""
     if get_origin(declared) is Annotated:
         return plain(get_args(declared)[0])
     if get_origin(declared) in (Literal, tuple):

@@ -14,14 +14,15 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def _checked(text: str) -> str:
-    """Return an amount of memory that `bytes_of` can read; refuse less than 1 MiB."""
+    """Check the option --memory: an amount that `bytes_of` can read, of at least 1 MiB."""
     if bytes_of(text) < _UNITS["m"]:
         raise UsageError(f"--memory {text[:60]!r} is below 1 MiB; 12 gigabytes are 12G")
     return text
 
 
 def bytes_of(text: str) -> int:
-    """Return `12G` as bytes: a unit is a power of 1,024, as vendors of memory count."""
+    """Return the value of --memory in bytes: a unit of `12G` is a power of 1,024, as vendors of
+    memory count."""
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--memory {text[:60]!r} is not an amount of memory; write 12G or 12GiB")
@@ -29,7 +30,7 @@ def bytes_of(text: str) -> int:
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the types of cache; refuse an unknown one."""
+    """Check `plan --kv`: return the full names of the types of cache, and refuse an unknown one."""
     full = tuple(map(full_name, names))
     for name in full:
         if name not in CACHE_NAMES:

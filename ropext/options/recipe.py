@@ -95,8 +95,8 @@ class ExtendSection(Writing, Choosing, Extension):
 
     @model_validator(mode="after")
     def _auto(self) -> Self:
-        """Refuse the options of --method auto without it, and options that --method auto cannot
-        take."""
+        """Refuse options in a recipe's section extend that go with `method: auto` only, or not with
+        it."""
         given = [name for name in Choosing.model_fields if getattr(self, name) is not None]
         knobs = [name for name in KNOBS if getattr(self, name) is not None]
         if self.method != AUTO:
@@ -154,7 +154,8 @@ class RecipeSource:
     choice: Mapping[str, Any] | None = None  # the outcome of `--method auto`
 
     def where(self, loc: Loc) -> str:
-        """Return the place at which a section or key was given."""
+        """Return the line of the recipe, or the word of the command line, that gave a section or
+        key."""
         inside = (entry.where for at, entry in self.entries.items() if at[: len(loc)] == loc)
         return next(inside, self.name)
 
@@ -184,35 +185,38 @@ class Recipe(Options):
 
     @property
     def source(self) -> RecipeSource:
+        """Return the values, text and file that the recipe was made from."""
         return self._source
 
     @property
     def is_auto(self) -> bool:
-        """Return whether a measurement still has to choose the method."""
+        """Return whether the recipe has `method: auto`, so that a measurement still has to
+        choose."""
         return self.extend.method == AUTO
 
     @property
     def trains(self) -> bool:
-        """Return whether a fine-tuning or a fit certainly follows the extension. With `auto`, only
-        the measurement shows whether a fit follows."""
+        """Return whether the recipe certainly trains after the extension. With `auto`, only the
+        measurement shows whether a fit follows."""
         if self.finetune is not None:
             return True
         return self.fit is not None and not self.is_auto
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Return the stages of this run, in their order."""
+        """Return the stages of the recipe's run, in their order."""
         return tuple(name for name in STAGES if getattr(self, name, name) is not None)
 
     def options(self, section: str, kind: type[Options] | None = None) -> dict[str, Any]:
-        """Return the given values of a section by field; with `kind`, only the fields of that
-        class."""
+        """Return the given keys of a recipe's section by option; with `kind`, only the options of
+        that class."""
         options = getattr(self, section) or Options()
         names = (kind or type(options)).model_fields
         return {name: getattr(options, name) for name in names if name in options.model_fields_set}
 
     def extension(self) -> Extend:
-        """Return the options of the extension; with `auto`, the options that every method gets."""
+        """Return the options of the extension, from the recipe's section extend; with `auto`, the
+        options that every method gets."""
         given = self.options(EXTEND, Extension)
         if self.is_auto:
             del given["method"]
@@ -222,8 +226,8 @@ class Recipe(Options):
         return Extend(**given)
 
     def fitting(self) -> Fit:
-        """Return the options of the fit; the section extend sets how far, from where, and for
-        whom."""
+        """Return the options of the fit, from the recipe's section fit; the section extend sets how
+        far, from where, and for whom."""
         given: dict[str, JsonValue] = {"link": self.extend.link}
         if self.extend.method:
             given["start"] = self.extend.method
@@ -231,17 +235,17 @@ class Recipe(Options):
         return Fit(**given | self.options(FIT, FitSettings))
 
     def finetuning(self) -> Finetune:
-        """Return the options of the fine-tuning."""
+        """Return the options of the fine-tuning, from the recipe's section finetune."""
         # The run's own checkpoint, in the run's own folder: nobody else edits it.
         return Finetune(**{"link": "hard"} | self.options(FINETUNE, Finetune))
 
     def evaluation(self, unless_given: Mapping[str, Any] = {}) -> Evaluate:
-        """Return the options of the evaluation; `unless_given` holds values that the recipe
-        overrides."""
+        """Return the options of the evaluation, from the recipe's section evaluate; `unless_given`
+        holds values that the recipe overrides."""
         return Evaluate(**dict(unless_given) | self.options(EVALUATE, Measuring))
 
     def resolved(self) -> dict[str, Any]:
-        """Return all values, also the defaults, with places as they were written."""
+        """Return all keys of the recipe, also the defaults, with places as they were written."""
         out = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for loc, entry in self.source.entries.items():
             is_place = role_at(loc) in PLACE_ROLES and isinstance(entry.value, str)
@@ -255,7 +259,7 @@ class Recipe(Options):
         return out
 
     def chosen(self, choice: Mapping[str, Any]) -> "Recipe":
-        """Return the same run with the choice in place of `auto`; a value of None removes its
+        """Return the recipe with the chosen method in place of `auto`; a value of None removes its
         key."""
         chosen = dict.fromkeys((f"{EXTEND}.{name}" for name in Choosing.model_fields), None)
         chosen |= choice["recipe"]
@@ -267,7 +271,7 @@ class Recipe(Options):
         return make(replace(self.source, entries=entries, choice=choice))
 
     def check(self) -> None:
-        """Refuse a conflict between sections, which no section can see alone."""
+        """Refuse a conflict between sections of a recipe, which no section can see alone."""
         if self.fit and self.is_auto and self.fit.data is not None:
             raise UsageError("--method auto fits on the documents of --data; leave fit.data out")
         if self.fit and not self.is_auto and self.fit.data is None:
@@ -287,13 +291,14 @@ SECTIONS: dict[str, type[Options]] = {
 
 
 def keys_of(section: str) -> dict[str, str]:
-    """Return the fields of a section, or of the top level if `section` is empty, by their keys."""
+    """Return the options of a recipe's section, or of its top level if `section` is empty, by their
+    keys."""
     kind = SECTIONS.get(section, Options) if section else Recipe
     return {info.alias or name: name for name, info in kind.model_fields.items()}
 
 
 def role_at(loc: Loc) -> Role | None:
-    """Return the role of a key's value; None also if no field has that key."""
+    """Return the role of the value of a recipe key; None also if no option has that key."""
     section = loc[0] if loc[1:] else ""
     kind = SECTIONS.get(section, Options) if section else Recipe
     name = keys_of(section).get(loc[-1])
@@ -304,6 +309,7 @@ class _Schema(GenerateJsonSchema):
     """A schema without titles, which would repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
+        """Return False: no key of the recipe's schema gets a title."""
         return False
 
 
@@ -311,6 +317,8 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a recipe, for editors."""
 
     def plain(node: Any) -> Any:
+        """Return a part of the recipe's schema without the marks that only a command's help
+        needs."""
         if isinstance(node, list):
             return [plain(item) for item in node]
         if not isinstance(node, dict):
@@ -337,6 +345,7 @@ class _Loader(yaml.BaseLoader):
     name = ""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        """Read one node of a recipe; refuse anchors, aliases, tags and deep nesting."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         where = f"{self.name}, line {event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
@@ -354,7 +363,7 @@ class _Loader(yaml.BaseLoader):
 
 
 def parse(data: bytes | str, name: str, folder: Path = Path()) -> dict[Loc, Entry]:
-    """Parse a YAML text, whose top level must be a mapping, into entries."""
+    """Parse the YAML text of a recipe, whose top level must be a mapping, into entries."""
     try:
         loader = _Loader(data)
         loader.name = name
@@ -379,7 +388,7 @@ def parse(data: bytes | str, name: str, folder: Path = Path()) -> dict[Loc, Entr
 
 
 def _items(node: Any, name: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield each key of a mapping with its place and its value."""
+    """Yield each key of a mapping in a recipe with its line and its value."""
     lines = dict[str, int]()
     for key, value in node.value:
         line = key.start_mark.line + 1
@@ -393,7 +402,8 @@ def _items(node: Any, name: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _value(node: Any, name: str) -> Any:
-    """Return a text, a list, or keys with their values; None if the value was left empty."""
+    """Return a value in a recipe as a text, a list, or keys with their values; None if it was left
+    empty."""
     if isinstance(node, yaml.MappingNode):
         return {key: _value(value, name) for key, _, value in _items(node, name)}
     if isinstance(node, yaml.SequenceNode):
@@ -402,7 +412,8 @@ def _value(node: Any, name: str) -> Any:
 
 
 def override(entries: dict[Loc, Entry], word: str) -> None:
-    """Apply one `key=value` of the command line; paths count from the working directory."""
+    """Apply one `key=value` of the command line to a recipe; paths count from the working
+    directory."""
     dotted, equals, text = word.partition("=")
     if not equals:
         raise UsageError(f"{word!r} is no KEY=VALUE, such as finetune.steps=60")
@@ -449,7 +460,8 @@ def read_recipe(
 
 
 def make(source: RecipeSource, words: Sequence[str] = ()) -> Recipe:
-    """Return the recipe, checked as far as possible without the model; an error names its line."""
+    """Return the recipe from its entries, checked as far as possible without the model; an error
+    names its line."""
     entries = dict(source.entries)
     for word in words:
         override(entries, word)
@@ -466,8 +478,8 @@ def make(source: RecipeSource, words: Sequence[str] = ()) -> Recipe:
 
 
 def _tree(source: RecipeSource) -> dict[str, Any]:
-    """Return the values in their sections, with places as seen from here. A value of None was not
-    given."""
+    """Return the values of a recipe in their sections, with places as seen from here. A value of
+    None was not given."""
     tree = dict[str, Any]()
     for loc, entry in source.entries.items():
         section = tree.setdefault(loc[0], {}) if loc[1:] else tree
@@ -489,8 +501,8 @@ _SECRET = re.compile(r"(.*_)?(token|(api)?key|secret|password|passwd)", re.IGNOR
 
 
 def _placed(loc: Loc, entry: Entry) -> Any:
-    """Return a value; if it is a place, as seen from here. Hub ids, `ropext://` names and absolute
-    paths stay as they are; a relative path counts from the recipe's folder."""
+    """Return a value of a recipe; if it is a place, as seen from here. Hub ids, `ropext://` names
+    and absolute paths stay as they are; a relative path counts from the recipe's folder."""
     value = entry.value
     if role_at(loc) is Role.TASKS and isinstance(value, str):
         value = value.split(",")
@@ -503,7 +515,7 @@ def _placed(loc: Loc, entry: Entry) -> Any:
 
 
 def _place(loc: Loc, entry: Entry, value: str) -> str:
-    """Return a place as seen from here."""
+    """Return a place that a recipe names as seen from here."""
     if not value.strip():
         dotted = ".".join(loc)
         raise InputError(f"{entry.where}: {dotted} is empty; name a place, or leave the key out")
@@ -522,6 +534,7 @@ def _place(loc: Loc, entry: Entry, value: str) -> str:
 
 
 def _variable(name: str, where: str) -> str:
+    """Return the environment variable that a recipe names as `${NAME}`; refuse a secret."""
     if _SECRET.fullmatch(name):
         raise InputError(
             f"{where}: ${{{name}}} looks like a secret, which has no place in a recipe"
@@ -535,8 +548,8 @@ def _variable(name: str, where: str) -> str:
 
 
 def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
-    """Return the first error. Unknown keys come first, since a misspelt key is why another is
-    missing."""
+    """Return the first mistake in a recipe as an error. Unknown keys come first, since a misspelt
+    key is why another is missing."""
     rank = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(include_url=False), key=lambda detail: rank.get(detail["type"], 1))
     loc = tuple(map(str, first["loc"][:2]))
@@ -564,8 +577,8 @@ def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
 
 
 def _about(source: RecipeSource, section: str, error: Exception) -> str:
-    """Return the message of an error in a section, with its place and the command line's words for
-    it."""
+    """Return the message of an error in a recipe's section, with its place and the command line's
+    words for it."""
     words = [
         entry.where
         for loc, entry in source.entries.items()
@@ -575,7 +588,7 @@ def _about(source: RecipeSource, section: str, error: Exception) -> str:
 
 
 def _unknown(loc: Loc) -> str:
-    """Say that a key is unknown, and name its nearest neighbours."""
+    """Say that a recipe has an unknown key, and name its nearest neighbours."""
     section = loc[0] if len(loc) > 1 else ""
     key = loc[-1]
     if key == "trust_remote_code":

@@ -157,11 +157,12 @@ class TrainingOptions(Options):
 
     @property
     def held_out_seed(self) -> int:
-        """Return the seed of the documents that judge."""
+        """Return the seed that --data-seed, else --seed, gives the held-out documents."""
         return self.seed if self.data_seed is None else self.data_seed
 
     @model_validator(mode="after")
     def _strategy(self) -> Self:
+        """Refuse --window and --packing with a --strategy that has no use for them."""
         if self.window is not None and self.strategy != "pose":
             raise UsageError("--window is for --strategy pose; full rows have the target's length")
         if self.packing == "glued" and self.strategy == "pose":
@@ -267,6 +268,7 @@ class Finetune(TrainingOptions):
 
     @model_validator(mode="after")
     def _control(self) -> Self:
+        """Refuse --control with --slim, which writes no adapter."""
         if self.slim and self.control:
             raise UsageError(
                 "--control writes an adapter for the base next to the result, and --slim writes "
@@ -276,6 +278,7 @@ class Finetune(TrainingOptions):
 
     @model_validator(mode="after")
     def _length(self) -> Self:
+        """Refuse --epochs and --steps together."""
         if self.epochs is not None and self.steps is not None:
             raise UsageError("--epochs and --steps both say how long to train; give one of them")
         return self
@@ -353,6 +356,6 @@ class Fit(FitSettings, Reach):
     """One fit; None means the default, which the help names."""
 
     def extend(self, method: str, **knobs: Any) -> Extend:
-        """Return the options that extend by one method to this target, for these loaders."""
+        """Return the options of an extension by one method to the fit's target, for its engines."""
         reach = {name: getattr(self, name) for name in Reach.model_fields}
         return Extend(method=method, **reach, **knobs)

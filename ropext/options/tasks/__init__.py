@@ -40,7 +40,7 @@ THIRTEEN = tuple(task.name for task in TASKS if task.ruler)
 
 
 def find_task(name: str) -> Task:
-    """Return the task of a name."""
+    """Return the retrieval task of a name."""
     for task in TASKS:
         if task.name == name:
             return task
@@ -52,7 +52,7 @@ def find_task(name: str) -> Task:
 
 
 def is_in_words(name: str) -> bool:
-    """Return whether a task's prompts are text, by its name; the user's own questions are."""
+    """Return whether a retrieval task asks in text, by its name; the user's own questions do."""
     for task in TASKS:
         if task.name == name:
             return task.in_words
@@ -60,7 +60,7 @@ def is_in_words(name: str) -> bool:
 
 
 def wording_of(name: str) -> TaskWording:
-    """Return the wording of a task for a server, which takes words and no token ids."""
+    """Return the wording of a retrieval task for a server, which takes words and no token ids."""
     task = find_task(name)
     if isinstance(task.maker, TaskWording):
         return task.maker
@@ -72,7 +72,7 @@ def wording_of(name: str) -> TaskWording:
 
 
 def all_named(words: Sequence[object]) -> tuple[str, ...]:
-    """Return the tasks that `--tasks` names, each once; `ruler` means its thirteen."""
+    """Return the retrieval tasks that `--tasks` names, each once; `ruler` means its thirteen."""
     named = dict[str, str]()
     for word in words:
         task = own_task(word, TASK_NAMES)

@@ -51,12 +51,12 @@ class TextQuestion:
 
     @property
     def prompt(self) -> str:
-        """The instruction, the text and the question."""
+        """Return the prompt of a retrieval question: the instruction, the text and the question."""
         return f"{self.instruction}{self.text}{self.question}"
 
     @property
     def written(self) -> str:
-        """The answer, as it follows the opening."""
+        """Return the right answer of a retrieval question, as it follows the opening."""
         if self.answer:
             return self.answer
         if self.part:
@@ -65,17 +65,18 @@ class TextQuestion:
 
     @property
     def digest(self) -> str:
-        """A digest that tells this question in words from any other."""
+        """Return a digest that tells this retrieval question in words from any other."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()[:32]
 
     def after(self, example: "TextQuestion") -> "TextQuestion":
-        """Return the same question behind an example with its answer."""
+        """Return the same retrieval question behind an example with its answer."""
         shown = f"{example.prompt}\n{example.opening} {example.written}\n\n"
         return replace(self, instruction=shown + self.instruction)
 
 
 def match(answer: str, references: Sequence[str], part: bool) -> float:
-    """Return RULER's string match of an answer: the share of the references in it.
+    """Return the score of an answer to a retrieval question by RULER's string match: the share of
+    the references in it.
 
     If a part is enough, return 1 if the answer contains any reference, else 0. Case does not count.
     """
@@ -111,9 +112,11 @@ class TaskWording:
     def __call__(
         self, encoder: PromptEncoder, haystack: Haystack, wanted: ItemRequest
     ) -> list[Item]:
-        """Build the questions over the longest context that fits; a common prefix is shared."""
+        """Build the items of a retrieval task in words, over the longest context that fits; they
+        share a common prefix."""
 
         def count(question: TextQuestion) -> int:
+            """Return the tokens of a question's prompt and of the room for its answer."""
             prompt = encoder.encode(encoder.render(question.prompt, question.opening))
             return len(prompt) + self._answer_room(encoder, question)
 
@@ -144,14 +147,16 @@ class TaskWording:
     def questions_that_fit(
         self, count: Callable[[TextQuestion], int], wanted: ItemRequest, hay: Sequence[str] = ()
     ) -> Sequence[TextQuestion]:
-        """Draw the questions over the longest context that fits into a length. `count` returns the
-        tokens of a question's prompt and of the room for its answer."""
+        """Draw a retrieval task's questions over the longest context that fits into a length.
+        `count` returns the tokens of a question's prompt and of the room for its answer."""
 
         def draw(units: int, index: int) -> Sequence[TextQuestion]:
+            """Draw the task's questions over so many units of context."""
             rng = derived_rng(wanted.seed, self.name, wanted.length, index)
             return self.make(TextRequest(units, wanted.depths, wanted.length, rng, hay))
 
         def needed(units: int, index: int) -> int:
+            """Return the tokens that the longest of the task's questions takes."""
             return max(count(question) for question in draw(units, index))
 
         if needed(self.least, wanted.index) > wanted.length:
@@ -163,13 +168,15 @@ class TaskWording:
         return draw(units, wanted.index)
 
     def _answer_room(self, encoder: PromptEncoder, question: TextQuestion) -> int:
-        """Return the task's room, or the answer's size if a tokenizer needs more for it."""
+        """Return the tokens that a retrieval task leaves for an answer: its room, or the answer's
+        size if a tokenizer needs more for it."""
         return max(self.room, len(encoder.encode(" " + question.written)))
 
     def _encoded(
         self, encoder: PromptEncoder, prompt: str, question: TextQuestion
     ) -> tuple[Tokens, Tokens]:
-        """Encode prompt and answer together, and cut them at the place at which they part."""
+        """Encode prompt and answer of a retrieval question together, and split them at the place at
+        which they part."""
         whole = tuple(encoder.encode(f"{prompt} {question.written}"))
         cut = common_prefix(whole, tuple(encoder.encode(prompt)))
         back = encoder.decode(whole[cut:])
@@ -182,7 +189,8 @@ class TaskWording:
         return whole[:cut], whole[cut:]
 
     def _most_that_fits(self, needed: Callable[[int], int], budget: int) -> int:
-        """Find the largest number of units that fits; their size grows almost evenly."""
+        """Return the largest number of units of context (sentences, words, lines, passages) of a
+        retrieval task that fits; their size grows almost evenly."""
         low = self.least
         high = self.most + 1
         at_low = needed(low)
@@ -207,7 +215,7 @@ class TaskWording:
 
 
 def text_in(encoder: PromptEncoder, prompt: str, instruction: str, text: str) -> tuple[int, int]:
-    """Return the span of the text of a question in the tokens of its prompt: first and end."""
+    """Return the span of a retrieval question's text in the tokens of its prompt: first and end."""
     before, found, _ = prompt.partition(instruction + text)
     if not found:  # the chat template changed it
         return 0, 0
@@ -228,35 +236,38 @@ class TaskWithWording(Task):
 def worded_task(
     maker: TaskWording, summary: str, details: str, *, per_haystack: int = 1, ruler: bool = True
 ) -> Task:
-    """Return the entry in the list of tasks for a task in words."""
+    """Return the entry in the list of retrieval tasks for a task in words."""
     return Task(maker.name, summary, maker, per_haystack, ruler, details=details)
 
 
 @functools.cache
 def sentences() -> tuple[str, ...]:
-    """Read Alice's Adventures in Wonderland (Carroll 1865), which is in the public domain."""
+    """Return the sentences of Alice's Adventures in Wonderland (Carroll 1865, in the public
+    domain), which surround needles."""
     book = resources.files("ropext.options.tasks").joinpath("alice.txt")
     return split_sentences(book.read_text("utf-8"))
 
 
 def split_sentences(text: str) -> tuple[str, ...]:
-    """Split a text into its sentences."""
+    """Split a text around needles into its sentences."""
     return tuple(filter(None, SENTENCE_END.split(text)))
 
 
 def surrounding(request: TextRequest, otherwise: Sequence[str]) -> list[str]:
-    """Return the request's sentences of filler, or of `otherwise`, from a random one on."""
+    """Return the sentences around the needles of a task: the request's own, else `otherwise`, from
+    a random one on."""
     return drawn_cycle(request.hay or otherwise, request.units, request.rng)
 
 
 def drawn_cycle(source: Sequence[str], count: int, rng: random.Random) -> list[str]:
-    """Return so many sentences from a random one on; behind the last comes the first."""
+    """Return so many sentences around needles, from a random one on; behind the last comes the
+    first."""
     start = rng.randrange(len(source))
     return [source[(start + k) % len(source)] for k in range(count)]
 
 
 def planted(filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]) -> list[str]:
-    """Return the filler with every needle at its depth: 0 before all of it, 1 behind it."""
+    """Return the sentences with every needle at its depth: 0 before all of them, 1 behind them."""
     text = list(filler)
     pairs = list(zip(depths, needles, strict=True))
     # Deepest first: an insertion then moves none of the places that are still to be filled.

@@ -40,7 +40,7 @@ class RepeatedSpan:
 def one_item(
     haystack: Haystack, span: RepeatedSpan, *, length: int, depth: float, rng: random.Random
 ) -> tuple[Tokens, Tokens]:
-    """Return prompt and answer of a copy item; the haystack surrounds the span."""
+    """Return prompt and answer of one item of the task `copy`; the haystack surrounds the span."""
     room = room_for_filler(NAME, length, 2 * span.size)
     for _ in range(ATTEMPTS):
         tokens = tuple(span.source(span.size, rng))
@@ -52,10 +52,11 @@ def one_item(
 
 
 def make(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item]:
-    """Build an item for each depth, with spans of random nouns."""
+    """Build an item of the task `copy` for each depth, with spans of random nouns."""
     span = RepeatedSpan(noise(encoder))
 
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
+        """Return prompt and answer of the item at one depth."""
         return one_item(haystack, span, length=wanted.length, depth=depth, rng=rng)
 
     return one_per_depth(NAME, ask, wanted)

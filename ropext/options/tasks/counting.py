@@ -32,7 +32,8 @@ LEAST_CODED = 73  # from here on the counts of the third and the fourth word dif
 
 @functools.cache
 def vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the words of the bundled book, and for the longest lists nouns put together."""
+    """Return the words for the lists of the task `cwe`: all words of the bundled book, and for the
+    longest lists nouns put together."""
     book = set(re.findall(r"[a-z]{3,}", " ".join(sentences()).lower()))
     pairs = list[str]()
     for shift in range(len(NOUNS)):
@@ -43,7 +44,8 @@ def vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def common(request: TextRequest) -> list[TextQuestion]:
-    """Ask about one list, behind a short one with its answer."""
+    """Ask for the ten common words of one list (task `cwe`), behind a short list with its
+    answer."""
     example = _list(TEN, 3, 1, request.rng)
     if request.length >= LONG:
         asked = _list(request.units, OFTEN, SELDOM, request.rng)
@@ -53,6 +55,7 @@ def common(request: TextRequest) -> list[TextQuestion]:
 
 
 def _list(others: int, often: int, seldom: int, rng: random.Random) -> TextQuestion:
+    """Return the question of the task `cwe` about one numbered list of words."""
     book, pairs = vocabulary()
     count = others + TEN
     missing = max(0, count - len(book))
@@ -72,11 +75,13 @@ def _list(others: int, often: int, seldom: int, rng: random.Random) -> TextQuest
 
 
 def _numbered(words: list[str]) -> str:
+    """Return words as the task `cwe` lists them: `1. apple 2. tree`."""
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
 def frequent(request: TextRequest) -> list[TextQuestion]:
-    """Ask about one coded text, whose most frequent sign is noise and no word."""
+    """Ask for the most frequent words of one coded text (task `fwe`), whose most frequent sign is
+    noise and no word."""
     words = list[str]()
     text = list[str]()
     for rank in range(1, max(5, request.length // 50) + 1):

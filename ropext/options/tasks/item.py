@@ -27,22 +27,27 @@ Tokens = tuple[int, ...]
 class Encoder(Protocol):
     """Any tokenizer, reduced to the needs of a task: text to ids, no special tokens added."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, for a retrieval task."""
+        ...
 
 
 class PromptEncoder(Encoder, Protocol):
     """A tokenizer that tasks in words need."""
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, for the answer to a retrieval question."""
+        ...
 
     @property
     def bos(self) -> int | None:
-        """Return the token that a reader puts before a prompt, if there is one."""
+        """Return the token that a reader puts before the prompt of a retrieval item, if there is
+        one."""
         ...
 
     def render(self, content: str, opening: str, between: str = "\n") -> str:
-        """Return a prompt whose answer begins with `opening`: plain, or through a chat template,
-        which itself decides what is between the two."""
+        """Return the prompt of a retrieval question, whose answer begins with `opening`: plain, or
+        through a chat template, which itself decides what is between the two."""
         ...
 
 
@@ -76,14 +81,16 @@ class Item:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Return what identifies an answer: all fields except those that only truncation needs."""
+        """Return what identifies the answer to a retrieval item: all fields except those that only
+        truncation needs."""
         fields = dict(vars(self))
         del fields["text"], fields["whole"]
         return fields
 
     @property
     def prompt_hash(self) -> str:
-        """Return the hash that identifies the question, whether its text is truncated or not."""
+        """Return the hash that identifies a retrieval question, whether its text is truncated or
+        not."""
         if self.whole:
             return self.whole
         packed = struct.pack(f"<{len(self.prompt)}i", *self.prompt)
@@ -91,12 +98,12 @@ class Item:
 
     @property
     def size(self) -> int:
-        """Return the number of tokens of the prompt and of the room for its answer."""
+        """Return the tokens of a retrieval item: its prompt, and the room for its answer."""
         return len(self.prompt) + max(len(self.answer), self.room)
 
     @property
     def most_read(self) -> int:
-        """The largest number of tokens that are read for this item.
+        """Return the largest number of tokens that a model reads for this retrieval item.
 
         If an answer is generated, the question is read first with the right answer, and then with
         the generated one.
@@ -113,7 +120,8 @@ FEWEST_READ = 2  # tokens of a truncated prompt
 
 
 def truncated(items: Sequence[Item], window: int) -> tuple[Item, ...]:
-    """Return the questions over one text with its beginning removed, so that each fits a window.
+    """Return the retrieval items over one haystack with its beginning removed, so that each fits a
+    window.
 
     The end of the text is kept, and so are the instruction before it and the question after it. If
     a window is too short for instruction and question, the end of the prompt is kept. Return
@@ -164,7 +172,7 @@ class Task:
 
     @property
     def in_words(self) -> bool:
-        """Whether prompts are text, and answers are generated and matched."""
+        """Return whether the task asks in text, so that answers are generated and matched."""
         return self.per_haystack > 0
 
     def build(
@@ -177,7 +185,7 @@ class Task:
         index: int,
         seed: int,
     ) -> list[Item]:
-        """Build one item for each depth."""
+        """Build one retrieval item for each depth."""
         if not depths:
             raise self._bad_depth("no depth")
         for depth in depths:
@@ -186,13 +194,15 @@ class Task:
         return self.maker(encoder, haystack, ItemRequest(length, tuple(depths), index, seed))
 
     def _bad_depth(self, given: str) -> UsageError:
+        """Return the error for a depth of needles (--depths) outside of 0 to 1."""
         return UsageError(
             f"the task {self.name} places needles at depths between 0 (start) and 1 (end);"
             f" found {given} (--depths)"
         )
 
     def groups(self, depths: Sequence[float], items: int) -> list[tuple[int, tuple[float, ...]]]:
-        """Return index and depths of every haystack; each depth has `items` questions."""
+        """Return index and depths of every haystack of the task; each depth has `items`
+        questions."""
         if not self.in_words:
             return [(index, tuple(depths)) for index in range(items)]
         remaining = tuple(depths) * items
@@ -214,11 +224,12 @@ class Template:
     ask: str
 
     def state(self, encoder: Encoder, key: str, name: str = "") -> Tokens:
-        """Encode the statement of a key."""
+        """Encode the sentence that states a key in a haystack."""
         return tuple(encoder.encode(self.statement.format(key=key, name=name)))
 
     def question(self, encoder: Encoder, key: str, name: str = "") -> tuple[Tokens, Tokens]:
-        """Encode question and answer together, and cut them at the place at which they part.
+        """Encode the question about a key and its answer together, and split them at the place at
+        which they part.
 
         Encoded apart, the answer could get ids that no text gives (a digit run or a space merges
         differently at its start).
@@ -230,7 +241,7 @@ class Template:
 
 
 def common_prefix(left: Tokens, right: Tokens) -> int:
-    """Count the leading tokens that two sequences share."""
+    """Return how many leading tokens two prompts share."""
     for position, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return position
@@ -238,7 +249,8 @@ def common_prefix(left: Tokens, right: Tokens) -> int:
 
 
 def derived_rng(*origin: object) -> random.Random:
-    """Seed a generator by `origin` alone: by no other item, process or hash seed."""
+    """Return the random generator of a retrieval item, seeded by `origin` alone: by no other item,
+    process or hash seed."""
     digest = hashlib.sha256(repr(origin).encode()).digest()
     return random.Random(int.from_bytes(digest[:16], "big"))
 
@@ -275,6 +287,7 @@ class LengthTooShort(UsageError):
     """A length that holds no item of a task."""
 
     def __init__(self, task: str, length: int, needed: int) -> None:
+        """Say how many tokens one item of the retrieval task needs."""
         super().__init__(
             f"the task {task} at length {length}: one item of it takes at least"
             f" {needed} tokens of this tokenizer: give lengths of {needed} or more (--lengths), or"
@@ -284,15 +297,16 @@ class LengthTooShort(UsageError):
 
 
 def room_for_filler(task: str, length: int, fixed: int) -> int:
-    """Return the number of filler tokens that a length leaves after the `fixed` ones; raise if too
-    short."""
+    """Return the number of filler tokens that a retrieval item's length leaves after the `fixed`
+    ones; raise if it is too short."""
     if length < fixed:
         raise LengthTooShort(task, length, fixed)
     return length - fixed
 
 
 def check_amount(tokens: int, remedy: str) -> None:
-    """Raise if the items together would not fit into memory, before the first is built."""
+    """Raise if the retrieval items together would not fit into memory, before the first is
+    built."""
     if tokens > MOST_TOKENS:
         raise UsageError(
             f"the retrieval items asked for have {tokens} tokens together, and at most "
@@ -315,7 +329,8 @@ def ambiguous_haystack_error(task: str) -> UsageError:
 def one_per_depth(
     task: str, ask: Callable[[float, random.Random], tuple[Tokens, Tokens]], wanted: ItemRequest
 ) -> list[Item]:
-    """Build an item with a haystack of its own for each depth; `ask` gives prompt and answer."""
+    """Build a retrieval item with a haystack of its own for each depth; `ask` gives prompt and
+    answer."""
     items = list[Item]()
     for depth in wanted.depths:
         rng = derived_rng(wanted.seed, task, wanted.length, depth, wanted.index)
@@ -356,10 +371,11 @@ SENTENCES = (
 
 
 def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Haystack:
-    """Make a haystack of the same few sentences again and again, begun at a random one."""
+    """Return a haystack of the same few sentences again and again, begun at a random one."""
     parts = [encoder.encode(sentence) for sentence in sentences]
 
     def tokens(count: int, rng: random.Random) -> list[int]:
+        """Return so many token ids of the repeated sentences."""
         start = rng.randrange(len(parts))
         cycle = list[int]()
         for part in parts[start:] + parts[:start]:
@@ -370,7 +386,7 @@ def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Haysta
 
 
 def noise(encoder: Encoder) -> Haystack:
-    """Make a haystack of tokens of common nouns: ids that every tokenizer has."""
+    """Return a haystack of tokens of common nouns: ids that every tokenizer has."""
     pool = set[int]()
     for noun in NOUNS:
         pool.update(encoder.encode(" " + noun))
@@ -378,14 +394,15 @@ def noise(encoder: Encoder) -> Haystack:
 
 
 def drawn_from(pool: Sequence[int]) -> Haystack:
-    """Make a haystack of tokens that are drawn one by one from a pool."""
+    """Return a haystack of tokens that are drawn one by one from a pool."""
     return lambda count, rng: rng.choices(pool, k=count)
 
 
 def running_text(stream: Sequence[int]) -> Haystack:
-    """Make a haystack of a text from a random place on; beyond its end it begins again."""
+    """Return a haystack of a text from a random place on; beyond its end it begins again."""
 
     def tokens(count: int, rng: random.Random) -> list[int]:
+        """Return so many token ids of the text, from a random place on."""
         start = rng.randrange(len(stream))
         ids = list(map(int, stream[start : start + count]))
         while len(ids) < count:

@@ -50,12 +50,13 @@ class Needle(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Tokens that asking takes: question and answer."""
+        """Return the tokens that asking for a needle takes: question and answer."""
         return len(self.question) + len(self.answer)
 
 
 def draw_needles(encoder: Encoder, count: int, rng: random.Random) -> list[Needle]:
-    """Draw needles with different names and keys whose questions all take equally many tokens.
+    """Draw needles for a haystack of `mkey`, with different names and keys, whose questions all
+    take equally many tokens.
 
     Equal sizes keep every item at its exact length behind one shared prefix.
     """
@@ -97,7 +98,8 @@ def make(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item
 def _items_of_needles(
     needles: Sequence[Needle], filler: Sequence[int], wanted: ItemRequest
 ) -> list[Item]:
-    """Return one item for each needle, behind the haystack that all of them share."""
+    """Return one item of the task `mkey` for each needle, behind the haystack that all of them
+    share."""
     statements = [needle.statement for needle in needles]
     prefix = with_needles(filler, statements, wanted.depths)
     items = list[Item]()
@@ -120,7 +122,8 @@ ROOM = 32  # tokens of an answer in words
 
 
 def in_words(request: TextRequest) -> list[TextQuestion]:
-    """Write one text with a key at each depth, and ask for each key by its name."""
+    """Write one text of the task `mkey` with a key at each depth, and ask for each key by its
+    name."""
     hay = surrounding(request, [sentence.strip() for sentence in SENTENCES])
     names = request.rng.sample(NOUNS, len(request.depths))
     keys = request.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))

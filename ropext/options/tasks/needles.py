@@ -38,7 +38,8 @@ class Needles:
     asked: int = 1  # keys in one question
 
     def __call__(self, request: TextRequest) -> list[TextQuestion]:
-        """Write one text, and a question about each key or about several keys together."""
+        """Write one haystack of RULER's needles, and a question about each key or about several
+        keys together."""
         keys = self._keys(request)
         values = dict[str, list[str]]()
         statements = list[str]()
@@ -56,17 +57,19 @@ class Needles:
 
     @property
     def _in_one_question(self) -> bool:
-        """Whether one question asks for all values, which then have no depth."""
+        """Return whether one question asks for all needles, which then have no depth."""
         return self.values * self.asked > 1
 
     @property
     def _instruction(self) -> str:
+        """Return the instruction before a haystack of needles."""
         return (
             f"Some secret {self.value}s are told in the text below. Keep them in mind: a question "
             "about them follows.\n\n"
         )
 
     def _about_one(self, text: str, key: str, values: list[str], depth: float) -> TextQuestion:
+        """Return the question about the values of one key in a haystack."""
         return TextQuestion(
             instruction=self._instruction,
             text=text,
@@ -79,6 +82,7 @@ class Needles:
     def _about_several(
         self, text: str, keys: list[str], values: dict[str, list[str]]
     ) -> TextQuestion:
+        """Return the question about all values of several keys in a haystack."""
         named = keys[0]
         if len(keys) > 1:
             named = f"{', '.join(keys[:-1])} and {keys[-1]}"
@@ -94,7 +98,7 @@ class Needles:
         )
 
     def _text(self, request: TextRequest, statements: list[str]) -> str:
-        """Write the text around the needles, which are the first of the statements."""
+        """Write the haystack around the needles, which are the first of the statements."""
         count = self.keys * self.values
         needles = statements[:count]
         places = list[float]()
@@ -107,7 +111,8 @@ class Needles:
         return f"{separator.join(planted(filler, needles, places))}\n\n"
 
     def _keys(self, request: TextRequest) -> list[str]:
-        """Draw different keys: the needles', and among other needles one for each unit."""
+        """Draw different keys for needles: the keys of the questions, and among other needles one
+        for each unit."""
         count = self.keys
         if self.around == "needles":
             count += request.units
@@ -122,12 +127,14 @@ class Needles:
         return list(keys)
 
     def _value(self, rng: random.Random) -> str:
+        """Draw the secret number or UUID of a needle."""
         if self.value == "UUID":
             return _uuid(rng)
         return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))
 
     def _filler(self, request: TextRequest, others: list[str]) -> list[str]:
-        """Return noise, the other statements, or the book from a random sentence on."""
+        """Return the haystack of needles: noise, the other statements, or the book from a random
+        sentence on."""
         if self.around == "noise":
             return [NOISE] * request.units
         if self.around == "needles":
@@ -136,10 +143,12 @@ class Needles:
 
 
 def _uuid(rng: random.Random) -> str:
+    """Draw a UUID for a needle."""
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
 def _task(name: str, summary: str, details: str, needles: Needles, per_haystack: int = 1) -> Task:
+    """Return the entry in the list of retrieval tasks for one of RULER's eight with needles."""
     maker = TaskWording(f"niah_{name}", needles, ROOM)
     return worded_task(maker, summary, details, per_haystack=per_haystack)
 

@@ -48,14 +48,15 @@ class OwnTask(str):
 
     @property
     def source_name(self) -> str:
-        """Return the source for a message."""
+        """Return for a message the file or function of the user's own questions."""
         if isinstance(self.source, str):
             return self.source
         return f"the function {self}"
 
 
 def own_task(word: object, bundled: Collection[str]) -> object:
-    """Return the task of a file or a function; return every other word of --tasks unchanged."""
+    """Return the task of a file or a function of own questions; return every other word of --tasks
+    unchanged."""
     if isinstance(word, OwnTask):
         return word
     if callable(word):
@@ -83,11 +84,12 @@ def with_place(word: str, placed: Callable[[str], str]) -> str:
 
 
 def _is_file(word: str) -> bool:
+    """Return whether a word of --tasks names a file of own questions."""
     return word.lower().endswith(SUFFIX) or "/" in word or "\\" in word
 
 
 def _split(word: str) -> tuple[str, str]:
-    """Return name and path of NAME=FILE; the name is empty if only the path is given."""
+    """Return name and path of NAME=FILE in --tasks; the name is empty if only the path is given."""
     name, equals, place = word.partition("=")
     if equals and name == _clean(name):
         return name, place
@@ -95,7 +97,8 @@ def _split(word: str) -> tuple[str, str]:
 
 
 def _clean(name: str) -> str:
-    """Return a name that a metric and a gate can have: letters, digits, hyphens and underscores."""
+    """Return a name that a task of own questions can have in metrics and gates: letters, digits,
+    hyphens and underscores."""
     clean = re.sub(r"[^\w-]", "_", name)[:LONGEST_NAME]
     if re.match(r"[A-Za-z_]", clean):
         return clean
@@ -103,13 +106,15 @@ def _clean(name: str) -> str:
 
 
 def _name_of(function: Any) -> str:
+    """Return the name of a Python function of own questions."""
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
 
 
 def _checked(name: str, source: str, bundled: Collection[str]) -> str:
-    """Return a name of a task; raise UsageError if another number has this name."""
+    """Return the name of a task of own questions; raise UsageError if another number has this
+    name."""
     if name in bundled:
         kind = "a retrieval task of ropext"
     elif name in RESERVED or name.endswith("_nll"):
@@ -135,16 +140,18 @@ class OwnQuestion:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """Return what decides the answer and its score, wherever the question was read."""
+        """Return what decides the answer to an own question and its score, wherever the question
+        was read."""
         return self.text, self.prefix, self.outputs, self.length
 
     @property
     def asked(self) -> TextQuestion:
-        """The question in the form that a server gets."""
+        """Return the own question in the form that a server gets."""
         return TextQuestion(self.text, self.prefix, "", self.outputs)
 
     def room(self, prompt: int, answer: int) -> int:
-        """Return the tokens that an answer may take, by the tokens of prompt and right answer.
+        """Return the tokens that the answer to an own question may take, by the tokens of prompt
+        and right answer.
 
         It is the rest of a stated length, as in RULER, and at most 128 unless the right answer is
         longer.
@@ -155,13 +162,14 @@ class OwnQuestion:
         return max(room, answer)
 
     def size(self, prompt: int, answer: int) -> int:
-        """Return the tokens that the question takes: as stated, or as counted if that is more."""
+        """Return the tokens that an own question takes: as stated, or as counted if that is
+        more."""
         if self.length is None:
             return prompt + max(ANSWER_ROOM, answer)
         return max(self.length, prompt + answer)
 
     def place(self, size: int, lengths: Sequence[int]) -> int | None:
-        """Return the shortest of the lengths that holds the question; None if none does."""
+        """Return the shortest of the --lengths that holds an own question; None if none does."""
         for length in lengths:
             if size <= length and not (self.is_made_for and length != self.length):
                 return length
@@ -171,8 +179,8 @@ class OwnQuestion:
 def read_questions(
     task: OwnTask, context: int, lengths: Sequence[int], seed: int
 ) -> tuple[OwnQuestion, ...]:
-    """Return the questions of a task: all lines of its file, or what its function returns for each
-    length."""
+    """Return the user's own questions of a task: all lines of its file, or what its function
+    returns for each length."""
     found = list[OwnQuestion]()
     if isinstance(task.source, str):
         path = Path(task.source)
@@ -194,7 +202,7 @@ Row = tuple[str, Mapping[str, Any], int | None]  # its place, its fields, and th
 
 
 def _collect(rows: Iterable[Row], source: str, found: list[OwnQuestion]) -> None:
-    """Add the questions of rows, each checked; raise if one occurs twice, or if there are too
+    """Add the own questions of rows, each checked; raise if one occurs twice, or if there are too
     many."""
     seen = {(question.text, question.prefix): question.where for question in found}
     for where, row, length in rows:
@@ -209,7 +217,7 @@ def _collect(rows: Iterable[Row], source: str, found: list[OwnQuestion]) -> None
 
 
 def _question(where: str, row: Mapping[str, Any], length: int | None) -> OwnQuestion:
-    """Return the question of one row; `length` is the length that a function made it for, if
+    """Return the own question of one row; `length` is the length that a function made it for, if
     any."""
     for field in ("input", "outputs"):
         if field not in row:
@@ -232,6 +240,7 @@ def _question(where: str, row: Mapping[str, Any], length: int | None) -> OwnQues
 
 
 def _text(where: str, field: str, value: object) -> str:
+    """Return a text in a row of own questions; raise if it is empty or no text."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{where}: {field!r} holds {_shown(value)}; expected a text, not empty")
     try:
@@ -244,11 +253,13 @@ def _text(where: str, field: str, value: object) -> str:
 
 
 def _shown(value: object) -> str:
+    """Return a short form of a value in a row of own questions, for an error."""
     return repr(value)[:60]
 
 
 def _made(task: OwnTask, function: Callable[..., Any], given: tuple[int, int, int]) -> object:
-    """Return what the user's function returns; turn its exception into one sentence."""
+    """Return what the user's function of questions returns; turn its exception into one
+    sentence."""
     try:
         return function(*given)
     except Exception as error:
@@ -260,7 +271,7 @@ def _made(task: OwnTask, function: Callable[..., Any], given: tuple[int, int, in
 
 
 def _rows_of(task: OwnTask, made: object, length: int) -> Iterable[Row]:
-    """Yield the rows that a function returned for a length."""
+    """Yield the rows of own questions that a function returned for a length."""
     if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
         raise UsageError(
             f"tasks: {task} must return a list of pairs (prompt, outputs), or of dicts with "
@@ -277,7 +288,7 @@ def _rows_of(task: OwnTask, made: object, length: int) -> Iterable[Row]:
 
 
 def haystacks_of(questions: Sequence[OwnQuestion]) -> list[int]:
-    """Return the number of the first question over the same text, for each question. Intervals
+    """Return, for each own question, the number of the first question over the same text. Intervals
     count texts, because questions over one text are alike."""
     order = sorted(range(len(questions)), key=lambda index: questions[index].text)
     groups = list[list[int]]()
@@ -299,7 +310,7 @@ def haystacks_of(questions: Sequence[OwnQuestion]) -> list[int]:
 def too_long(
     task: OwnTask, sizes: Sequence[int], questions: Sequence[OwnQuestion], longest: int
 ) -> str:
-    """Say how many of a task's questions fit no length, with their size."""
+    """Say how many own questions of a task fit none of the --lengths, with their size."""
     limit = f"and the longest of --lengths is {length_text(longest)}"
     if questions[0].is_made_for:
         limit = "more than the length that the function made them for"
@@ -316,8 +327,8 @@ def own_items(
     lengths: Sequence[int],
     seed: int,
 ) -> tuple[list[tuple[Item, ...]], list[str]]:
-    """Return the questions as a model reads them, each alone, and a warning about those that fit no
-    length."""
+    """Return the user's own questions as a model reads them, each alone, and a warning about those
+    that fit no length."""
     before = 0 if encoder.bos is None else 1  # the BOS in front of a prompt
     groups = list[tuple[Item, ...]]()
     left_out = list[int]()
@@ -356,7 +367,7 @@ def own_items(
 
 
 def _answer(question: OwnQuestion, encoder: PromptEncoder) -> tuple[int, ...]:
-    """Encode the right answer, as it follows the prompt."""
+    """Encode the right answer to an own question, as it follows the prompt."""
     written = question.asked.written
     space = "" if (question.text + question.prefix)[-1:].isspace() else " "
     answer = tuple(encoder.encode(space + written))

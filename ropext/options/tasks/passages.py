@@ -37,7 +37,7 @@ class KnownAnswer:
 
     @property
     def hops(self) -> int:
-        """1 if one passage answers the question, 2 if it takes two or more."""
+        """Return 1 if one passage answers the question, 2 if it takes two or more."""
         return min(2, len(self.passages))
 
 
@@ -49,7 +49,8 @@ class PassageQuestions:
     known: tuple[KnownAnswer, ...] = ()
 
     def __call__(self, request: TextRequest) -> list[TextQuestion]:
-        """Write one text of passages, and ask a question for each depth."""
+        """Write one text of passages, and ask a question of the task `qa_1` or `qa_2` for each
+        depth."""
         rng = request.rng
         drawn = self._drawn(rng)
         invented = [invent(self.hops, rng) for _ in request.depths]
@@ -81,7 +82,7 @@ class PassageQuestions:
         return asked
 
     def _drawn(self, rng: random.Random) -> list[KnownAnswer]:
-        """Draw from the user's questions, one for each passage.
+        """Draw questions from the user's file of passages (--passages), one for each passage.
 
         A passage planted for two questions would have two depths.
         """
@@ -92,7 +93,7 @@ class PassageQuestions:
         return list(by_passages.values())
 
     def _others(self, count: int, needed: Sequence[str], rng: random.Random) -> list[str]:
-        """Draw passages that no question needs."""
+        """Draw passages that no question needs, to surround the passages with the answers."""
         if self.known:
             texts = dict[str, None]()
             for known in self.known:
@@ -109,7 +110,8 @@ class PassageQuestions:
 
 
 def invent(hops: int, rng: random.Random) -> KnownAnswer:
-    """Invent a question about a person; with two hops only a house tells about whom."""
+    """Invent a question and its passages about a person; with two hops only a house tells about
+    whom."""
     name = f"{rng.choice(FIRST_NAMES)} {_name(rng)}"
     town = f"{_name(rng)}ton"
     trade = rng.choice(TRADES)
@@ -138,11 +140,12 @@ def invent(hops: int, rng: random.Random) -> KnownAnswer:
 
 
 def _subject(text: str) -> str:
-    """Return the person or house that an invented passage begins with."""
+    """Return the person or house that an invented passage is about."""
     return " ".join(text.split(maxsplit=2)[:2]).rstrip(",")
 
 
 def _name(rng: random.Random) -> str:
+    """Draw the name of a person or house that no passage elsewhere has."""
     return "".join(rng.choices(SYLLABLES, k=3)).capitalize()
 
 
@@ -150,6 +153,7 @@ HOPS = {"qa_1": 1, "qa_2": 2, "passages": 1}
 
 
 def _worded(name: str) -> TaskWording:
+    """Return the wording of a task over passages: `qa_1`, `qa_2` or `passages`."""
     return TaskWording(name, PassageQuestions(HOPS[name]), ROOM)
 
 
@@ -171,7 +175,8 @@ TASKS = (
 
 
 def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
-    """Return the task over the user's passages; a task without passages stays as it is."""
+    """Return the task over the user's passages (--passages); a task without passages stays as it
+    is."""
     if task.name not in HOPS:
         return task
     hops = HOPS[task.name]

@@ -46,7 +46,8 @@ def one_item(
     depth: float,
     rng: random.Random,
 ) -> tuple[Tokens, Tokens]:
-    """Return prompt and answer of a passkey item: filler, the key, filler, the question."""
+    """Return prompt and answer of one item of the task `passkey`: filler, the key, filler, the
+    question."""
     for _ in range(ATTEMPTS):
         key = _key(rng)
         stated = template.state(encoder, key)
@@ -61,9 +62,10 @@ def one_item(
 def make(
     encoder: Encoder, haystack: Haystack, wanted: ItemRequest, template: Template = TERSE
 ) -> list[Item]:
-    """Build an item for each depth."""
+    """Build an item of the task `passkey` for each depth."""
 
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
+        """Return prompt and answer of the item at one depth."""
         return one_item(encoder, haystack, template, length=wanted.length, depth=depth, rng=rng)
 
     return one_per_depth(NAME, ask, wanted)
@@ -73,11 +75,12 @@ ROOM = 32  # tokens of an answer in words
 
 
 def in_words(request: TextRequest) -> list[TextQuestion]:
-    """Write a text with one key in it for each depth."""
+    """Write a text with one key in it for each depth, and ask for the key (task `passkey`)."""
     return [_asked(request, depth) for depth in request.depths]
 
 
 def _asked(request: TextRequest, depth: float) -> TextQuestion:
+    """Return the question of the task `passkey` about a text with its key at one depth."""
     hay = surrounding(request, [sentence.strip() for sentence in SENTENCES])
     key = _key(request.rng)
     while any(key in sentence for sentence in request.hay):
@@ -95,6 +98,7 @@ def _asked(request: TextRequest, depth: float) -> TextQuestion:
 
 
 def _key(rng: random.Random) -> str:
+    """Draw the five digits of a passkey."""
     return "".join(rng.choices("0123456789", k=DIGITS))
 
 

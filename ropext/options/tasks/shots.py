@@ -13,8 +13,8 @@ ROOM = 8  # tokens of an answer: with more, a model could say every label
 
 
 def make(request: TextRequest) -> list[TextQuestion]:
-    """Ask about several new pairs after the same examples; those are everywhere, so there is no
-    depth."""
+    """Ask for the labels of several new pairs after the same examples (task `shots`); those are
+    everywhere, so there is no depth."""
     rng = request.rng
     count = len(request.depths)
     firsts = rng.sample(NOUNS, LABELS)

@@ -18,12 +18,15 @@ EXAMPLE = 2  # lines of noise
 
 
 def make(request: TextRequest) -> list[TextQuestion]:
-    """Ask about one chain; it is in five places, so the question has no depth."""
+    """Ask for the variables of one chain of assignments (task `vt`); it is in five places, so the
+    question has no depth."""
     example = _chain(EXAMPLE, request.rng)
     return [_chain(request.units, request.rng).after(example)]
 
 
 def _chain(lines: int, rng: random.Random) -> TextQuestion:
+    """Return the question of the task `vt` about one chain of assignments in so many lines of
+    noise."""
     names = list[str]()
     while len(names) <= HOPS:
         name = "".join(rng.choices(string.ascii_uppercase, k=LETTERS))
