@@ -13,8 +13,6 @@ from ropext.families.geometry import (
     TextConfig,
     attends,
     is_windowed,
-    kv_layers,
-    partial_factor,
 )
 from ropext.families.table import LOGIT_SCALES, Family
 from ropext.scaling import forms
@@ -144,54 +142,43 @@ class Lengths:
     asks_original: str = ""
 
 
-@dataclass(frozen=True)
-class StatedLengths:
-    """The lengths that the config states outside the rope dicts, and the user's."""
-
-    stated: int  # max_position_embeddings
-    context: int | None  # the user's: the tokens that it reads now ...
-    original: int | None  # ... and the tokens before the scaling that it declares
-    trained: int  # tokens that its family was trained on before a linear scaling; 0 = not known
-    named: int | None  # an original_max_position_embeddings outside the rope dict
-    # The values of other length keys, and of the key that this family is released with.
-    others: Mapping[str, object]
-    longer: int | None
-    source: str  # the name, in sentences, of the place that states them
-
-
-def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
-    """Return the lengths of one embedding: its dict states the original one, or
-    max_position_embeddings does."""
+def lengths_of(text: TextConfig, site: RopeSite, source: str) -> Lengths:
+    """Return the lengths of one rotary embedding: its rope dict states the original one, or
+    max_position_embeddings does. `source` is the config's name in sentences."""
     params = site.params
-    stated = beside.stated
-    original = site.rope.original_context
     kind = params["rope_type"]
     factor = params.get("factor") or 1.0
+    # Each length key is checked, also if this rope type does not need it.
+    longer = text.integer(text.row.length) if text.row.length else None
+    named = text.integer(ORIGINAL) if kind in STRETCHED else None
+    stated = text.sizes.context
+    original = site.rope.original_context
     if not site.scaled:
-        now = beside.context or stated
+        now = text.context or stated
         return Lengths(now, original if kind in NAMED else now)
     if kind in STRETCHED and factor != 1:
-        return _stretched(beside, params, stated)
+        return _stretched(text, params, text.original or params.get(ORIGINAL) or named, source)
     if kind == "dynamic" and params.get("alpha"):
-        return _alpha(beside, stated)
+        return _alpha(text, source)
     if kind in NAMED:
-        read = _named(beside, kind, factor, stated, original)
+        read = _named(text, kind, factor, original)
     elif kind == "dynamic":
-        read = _dynamic(beside, stated)
+        read = _dynamic(text)
     else:
-        now = beside.context or max(stated, beside.longer or 0)
+        now = text.context or max(stated, longer or 0)
         read = Lengths(now, now)
-    if beside.original not in (None, read.original):
+    if text.original not in (None, read.original):
         raise InputError(
-            f"--original-context {beside.original} contradicts {beside.source}, which states"
+            f"--original-context {text.original} contradicts {source}, which states"
             f" {read.original}; leave the option out, or correct the trained length with --context"
         )
     return read
 
 
-def _dynamic(beside: StatedLengths, stated: int) -> Lengths:
+def _dynamic(text: TextConfig) -> Lengths:
     """Return the lengths under dynamic scaling, which starts from max_position_embeddings."""
-    now = beside.context or stated
+    stated = text.sizes.context
+    now = text.context or stated
     if now > stated:
         raise InputError(
             f"--context {now}: under dynamic scaling an extension starts from"
@@ -204,14 +191,15 @@ def _dynamic(beside: StatedLengths, stated: int) -> Lengths:
     return Lengths(now, now, note)
 
 
-def _named(beside: StatedLengths, kind: str, factor: float, stated: int, original: int) -> Lengths:
-    """Return the lengths of a dict that states its original one."""
+def _named(text: TextConfig, kind: str, factor: float, original: int) -> Lengths:
+    """Return the lengths of a rope dict that states its original one."""
+    stated = text.sizes.context
     extended = round(original * factor)
     # Llama 3.1 itself has 8 * 8192 with 131072; Qwen3's card adds a yarn of 4 * 32768 to a config
     # with 40960.
     beyond = stated == original if kind != "yarn" else stated < extended
-    if beside.context is not None or not beyond or factor <= 1:
-        return Lengths(beside.context or stated, original)
+    if text.context is not None or not beyond or factor <= 1:
+        return Lengths(text.context or stated, original)
     note = (
         f"max_position_embeddings is {stated}; with its {kind} factor {factor:g} of {original} the"
         f" model reads {extended} tokens"
@@ -219,40 +207,45 @@ def _named(beside: StatedLengths, kind: str, factor: float, stated: int, origina
     return Lengths(extended, original, note)
 
 
-def _stretched(beside: StatedLengths, params: Params, stated: int) -> Lengths:
-    """Return the lengths of a dict that has a factor and states no length."""
+def _stretched(text: TextConfig, params: Params, named: int | None, source: str) -> Lengths:
+    """Return the lengths of a rope dict that has a factor and states no length. `named` is the
+    original length that the user or another key states."""
+    stated = text.sizes.context
     factor = params["factor"]
-    trained = beside.trained
+    trained = text.row.original
     after = round(stated * factor)
     before = max(1, round(stated / factor))
-    named = params.get(ORIGINAL)
-    named = beside.original or named or beside.named
     if named is None and trained and stated >= trained:
         named = trained
-    if named is None and (after in beside.others.values() or beside.context == after):
+    if named is None and (after in _other_lengths(text).values() or text.context == after):
         named = stated
-    if named is None and beside.context == stated:
+    if named is None and text.context == stated:
         named = before
     if named is not None:
-        return Lengths(beside.context or (after if named == stated else stated), named)
+        return Lengths(text.context or (after if named == stated else stated), named)
     asks = (
-        f"{beside.source}: no key says whether max_position_embeddings {stated} is the length after"
+        f"{source}: no key says whether max_position_embeddings {stated} is the length after"
         f" the {params['rope_type']} scaling by {factor:g} or before it; give --original-context"
         f" {before} if after, --original-context {stated} if before (or --context {stated},"
         f" --context {after})"
     )
-    return Lengths(beside.context or stated, before, asks, asks, asks)
+    return Lengths(text.context or stated, before, asks, asks, asks)
 
 
-def _alpha(beside: StatedLengths, stated: int) -> Lengths:
+def _other_lengths(text: TextConfig) -> dict[str, object]:
+    """Return the values of the length keys of config.json besides max_position_embeddings."""
+    return {key: text.values[key] for key in LENGTH_KEYS[1:] if key in text.values}
+
+
+def _alpha(text: TextConfig, source: str) -> Lengths:
     """Return the lengths of HunYuan's alpha, which has changed theta."""
-    now = beside.context or stated
+    now = text.context or text.sizes.context
     note = "HunYuan's alpha is a fixed change of theta and is read as one"
     asks = (
-        f"{beside.source}: alpha has changed theta, and the length that the model was trained on"
+        f"{source}: alpha has changed theta, and the length that the model was trained on"
         " before that is not stated; --from-original needs --original-context N"
     )
-    return Lengths(now, beside.original or now, note, "", "" if beside.original else asks)
+    return Lengths(now, text.original or now, note, "", "" if text.original else asks)
 
 
 def with_lengths(
@@ -260,104 +253,30 @@ def with_lengths(
 ) -> tuple[tuple[RopeSite, ...], tuple[Lengths, ...], list[str]]:
     """Return the sites with the length that each reads and its original one, these lengths, and
     notes about them. `source` is the config's name in sentences."""
-    stretched = any(site.params["rope_type"] in STRETCHED for site in sites)
-    beside = StatedLengths(
-        stated=text.sizes.context,
-        context=text.context,
-        original=text.original,
-        trained=text.row.original,
-        named=text.integer(ORIGINAL) if stretched else None,
-        others={key: text.values[key] for key in LENGTH_KEYS[1:] if key in text.values},
-        longer=text.integer(text.row.length) if text.row.length else None,
-        source=source,
-    )
-    spans = tuple(lengths(beside, site) for site in sites)
+    stated = text.sizes.context
+    spans = tuple(lengths_of(text, site, source) for site in sites)
     out = list[RopeSite]()
     for site, span in zip(sites, spans, strict=True):
         out.append(site.of(replace(site.rope, context=span.now, original_context=span.original)))
     notes = [span.note for span in spans if span.note]
     others = list[str]()
-    for key, value in beside.others.items():
-        if type(value) is int and value > 0 and value != beside.stated:
+    for key, value in _other_lengths(text).items():
+        if type(value) is int and value > 0 and value != stated:
             others.append(f"{key} is {value:,}")
     if others:
         notes.append(
-            f"max_position_embeddings is {beside.stated:,}, but {' and '.join(others)}: ropext"
+            f"max_position_embeddings is {stated:,}, but {' and '.join(others)}: ropext"
             f" counts from {max(span.now for span in spans):,} tokens (--context N corrects it)."
             " vLLM takes model_max_length if it is there, else the smallest"
         )
     return tuple(out), spans, [f"[length] {note}" for note in notes]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stated:
-    """A text config whose rope dicts were read and checked."""
-
-    model_type: str
-    text: TextConfig
-    path: tuple[str, ...]  # to the text part inside the config
-    sites: tuple[RopeSite, ...]
-    # As stock has them, if it is known to differ from the authors, and notes about that.
-    stock_sites: tuple[RopeSite, ...]
-    departures_from_stock: tuple[str, ...]
-    lengths: tuple[Lengths, ...]  # one for each site
-    mrope: bool
-    notes: tuple[str, ...]
-
-
-def model_of(stated: Stated) -> Model:
-    """Return the model of these embeddings, with its notes and obstacles."""
-    text = stated.text
+def notes_on_windows(text: TextConfig, context: int) -> tuple[list[str], list[str], int | None]:
+    """Return the consequences of a config's sliding windows for an extension: notes, obstacles, and
+    the tokens that the model can reach."""
     row = text.row
     sizes = text.sizes
-    sites = stated.sites
-    context = max(site.rope.context for site in sites if site.scaled)
-    more, obstacles, reach = _observe(stated, context)
-    notes = [*stated.notes, *more, *stated.departures_from_stock, *_logit_scales(stated)]
-    allowed = _forms(row, sites, notes)
-    whole = all(partial_factor(row, s.params) == 1 for s in sites) and row.dim == "head_dim"
-    temperature = row.temperature
-    if temperature == "rotated channels" and whole:
-        temperature = "whole"
-    rotating = sum(site.layers or 0 for site in sites)
-    spans = stated.lengths
-    return Model(
-        model_type=stated.model_type,
-        text_type=text.type,
-        path=stated.path,
-        sites=sites,
-        stock_sites=stated.stock_sites,
-        context=context,
-        stated_context=sizes.context,
-        layers=sizes.layers,
-        hidden_size=sizes.hidden,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        vocab_size=sizes.vocab,
-        layer_types=sizes.layer_types,
-        sliding_window=sizes.window,
-        nope_layers=max(0, sum(map(attends, sizes.layer_types)) - rotating),
-        interleaved=row.interleaved,
-        masked_lm=row.masked_lm,
-        mrope=stated.mrope,
-        forms=allowed,
-        temperature=temperature,
-        reach=reach,
-        kv_layers=kv_layers(text),
-        notes=tuple(dict.fromkeys(notes)),
-        obstacles=tuple(obstacles),
-        asks_context=next((span.asks_context for span in spans if span.asks_context), ""),
-        asks_original=next((span.asks_original for span in spans if span.asks_original), ""),
-        described=text.facts,
-    )
-
-
-def _observe(stated: Stated, context: int) -> tuple[list[str], list[str], int | None]:
-    """Return the consequences of windows for an extension: notes, obstacles, and the remaining
-    reach."""
-    row = stated.text.row
-    sizes = stated.text.sizes
     notes = [f"[family] {row.remark}"] if row.remark else []
     obstacles: list[str] = []
     kinds = [kind for kind in sizes.layer_types if attends(kind)]
@@ -385,28 +304,28 @@ def _observe(stated: Stated, context: int) -> tuple[list[str], list[str], int | 
             sentence += "; they share one rotary embedding with the others and are scaled with them"
         notes.append(sentence)
     windows_alone = bool(row.rotates_only_windows and (sizes.window or row.labels))
-    if sizes.rotates and stated.text.has("layer_rope_theta"):
+    if sizes.rotates and text.has("layer_rope_theta"):
         layers_that_turn = zip(sizes.layer_types, sizes.rotates, strict=False)
         turning = [is_windowed(kind) for kind, turns in layers_that_turn if turns]
         windows_alone = bool(turning) and all(turning) and windowed < len(kinds)
     if windows_alone:
         obstacles.append(
-            f"[windowed] {stated.text.type} rotates in its windowed layers only and its "
+            f"[windowed] {text.type} rotates in its windowed layers only and its "
             "full-attention layers have no positions; scaling would move trained local layers and "
             "lengthen nothing"
         )
     return notes, obstacles, reach
 
 
-def _logit_scales(stated: Stated) -> list[str]:
-    """Return a note with every key outside the spectrum that scales queries, logits or the
-    softmax."""
-    ropes: list[Mapping[str, Any]] = [site.params for site in stated.sites if site.scaled]
+def notes_on_logit_scales(text: TextConfig, sites: tuple[RopeSite, ...]) -> list[str]:
+    """Return a note with every key of config.json that scales queries, logits or the softmax and
+    stays as it is."""
+    ropes: list[Mapping[str, Any]] = [site.params for site in sites if site.scaled]
     named = []
     for scale in LOGIT_SCALES:
-        if scale.key == "mscale_all_dim" and not stated.text.row.softmax_mscale:
+        if scale.key == "mscale_all_dim" and not text.row.softmax_mscale:
             continue  # other families use the two keys as a part of the attention factor
-        holders = ropes if scale.in_rope else [stated.text.values]
+        holders = ropes if scale.in_rope else [text.values]
         values = next((held for held in holders if held.get(scale.key)), None)
         if values is not None:
             keys = [k for k in (scale.key, *scale.beside) if values.get(k) is not None]
@@ -416,8 +335,9 @@ def _logit_scales(stated: Stated) -> list[str]:
     return [kept] if named else []
 
 
-def _forms(row: Family, sites: tuple[RopeSite, ...], notes: list[str]) -> tuple[str, ...]:
-    """Return the rope types that this model may be written with."""
+def allowed_forms(row: Family, sites: tuple[RopeSite, ...], notes: list[str]) -> tuple[str, ...]:
+    """Return the rope types that a config of this model may hold. Add a note if its partial factor
+    allows only a theta."""
     for site in sites:
         factor = site.params.get("partial_rotary_factor", 1.0)
         if not (row.partial or row.labels) and factor != 1:

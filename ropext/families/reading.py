@@ -7,17 +7,33 @@ from typing import Any
 
 from ropext.base.errors import ConfigError, InputError, UnsupportedModel
 from ropext.families import config, table
-from ropext.families.config import REFUSALS, Dict, census, defaults_of, locate, text_part
+from ropext.families.config import (
+    REFUSALS,
+    Dict,
+    Located,
+    census,
+    defaults_of,
+    locate,
+    text_part,
+)
 from ropext.families.described import NO_FACTS, Described, Facts, Numbers, remembered_facts
-from ropext.families.geometry import TextConfig, rotary_dim
+from ropext.families.geometry import (
+    TextConfig,
+    attends,
+    kv_layers,
+    partial_factor,
+    rotary_dim,
+)
 from ropext.families.model import (
     NAMED,
     ORIGINAL,
     PREDICTS,
+    Lengths,
     Model,
     Problem,
-    Stated,
-    model_of,
+    allowed_forms,
+    notes_on_logit_scales,
+    notes_on_windows,
     rope_from,
     rotating_layers,
     scaled_alone,
@@ -113,7 +129,8 @@ def interpret(
 ) -> tuple[Model, list[Problem]]:
     """Return the model that stock transformers 5 reads from a config, and the spellings that
     contradict it. `source` is the config's name in sentences."""
-    model_type, text_type, path, scheme = locate(config)
+    found = locate(config)
+    model_type, text_type, path, scheme = found
     if scheme != "rotary":
         raise UnsupportedModel(f"{text_type!r} {REFUSALS[scheme]}")
     part = text_part(config, path)
@@ -132,7 +149,7 @@ def interpret(
     sites = _sites(text, params)
     if not any(site.scaled for site in sites):
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
-    sites, spans, length_notes = with_lengths(text, sites, source)
+    sites, lengths, length_notes = with_lengths(text, sites, source)
     notes = _described(model_type, text, config, sites) if facts else []
     notes += length_notes
     if any(text.integer(key, 0) for key in PREDICTING):
@@ -148,19 +165,60 @@ def interpret(
             "[own-code] auto_map names model code of its own; ropext describes the class of this "
             "type in transformers"
         )
-    departing, built = departures_from_stock(text, sites)
-    stated = Stated(
-        model_type=model_type,
-        text=text,
-        path=path,
+    return _model_of(found, text, sites, lengths, notes), conflicts
+
+
+def _model_of(
+    found: Located,
+    text: TextConfig,
+    sites: tuple[RopeSite, ...],
+    lengths: tuple[Lengths, ...],
+    notes: list[str],
+) -> Model:
+    """Return the model of these embeddings, each with its lengths. Further notes follow `notes`,
+    about windows, departures of stock transformers and keys that scale logits."""
+    row = text.row
+    sizes = text.sizes
+    departures, stock_sites = departures_from_stock(text, sites)
+    context = max(site.rope.context for site in sites if site.scaled)
+    more, obstacles, reach = notes_on_windows(text, context)
+    notes = [*notes, *more, *departures, *notes_on_logit_scales(text, sites)]
+    allowed = allowed_forms(row, sites, notes)
+    whole = all(partial_factor(row, s.params) == 1 for s in sites) and row.dim == "head_dim"
+    temperature = row.temperature
+    if temperature == "rotated channels" and whole:
+        temperature = "whole"
+    rotating = sum(site.layers or 0 for site in sites)
+    return Model(
+        model_type=found.model_type,
+        text_type=text.type,
+        path=found.path,
         sites=sites,
-        stock_sites=built,
-        departures_from_stock=tuple(departing),
-        lengths=spans,
+        stock_sites=stock_sites,
+        context=context,
+        stated_context=sizes.context,
+        layers=sizes.layers,
+        hidden_size=sizes.hidden,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab,
+        layer_types=sizes.layer_types,
+        sliding_window=sizes.window,
+        nope_layers=max(0, sum(map(attends, sizes.layer_types)) - rotating),
+        interleaved=row.interleaved,
+        masked_lm=row.masked_lm,
         mrope=_is_mrope(text),
-        notes=tuple(notes),
+        forms=allowed,
+        temperature=temperature,
+        reach=reach,
+        kv_layers=kv_layers(text),
+        notes=tuple(dict.fromkeys(notes)),
+        obstacles=tuple(obstacles),
+        asks_context=next((span.asks_context for span in lengths if span.asks_context), ""),
+        asks_original=next((span.asks_original for span in lengths if span.asks_original), ""),
+        described=text.facts,
     )
-    return model_of(stated), conflicts
 
 
 def _is_mrope(text: TextConfig) -> bool:
