@@ -19,12 +19,16 @@ DONE = "data: [DONE]\n\n"
 class AnswerSoFar:
     """The pieces of the answer to one prompt that the model has written so far."""
 
-    question: CompletionRequest
     streamer: AnswerStreamer
     index: int  # the prompt's place in its request
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Json]] = field(default_factory=list)
+
+    @property
+    def question(self) -> CompletionRequest:
+        """Return the request that this answers."""
+        return self.streamer.question
 
     def add_piece(self, item: AnswerPiece) -> dict[str, Json]:
         """Keep the next piece that the served model wrote; return it as the delta of a chat."""
@@ -87,13 +91,11 @@ class CompletionAnswers:
     answers: list[AnswerSoFar] = field(default_factory=list)
 
     async def answered(
-        self,
-        question: CompletionRequest,
-        streamer: AnswerStreamer,
-        items: AsyncIterator[AnswerPiece],
+        self, streamer: AnswerStreamer, items: AsyncIterator[AnswerPiece]
     ) -> AsyncIterator[dict[str, Json]]:
         """Yield the answer to the next prompt of a request, as the choices of OpenAI's events."""
-        answer = AnswerSoFar(question, streamer, len(self.answers))
+        question = streamer.question
+        answer = AnswerSoFar(streamer, len(self.answers))
         self.answers.append(answer)
         if question.is_chat:
             yield answer.event_choice({"role": "assistant", "content": ""})

@@ -105,8 +105,8 @@ class AnswerStreamer(DirectStreamer):
         parser = None
         if question.is_chat and get_response_template(served.tokenizer, served.model) is not None:
             parser = ChildParser(served, question.ids)
+        self.question = question
         self.items = asyncio.Queue[AnswerPiece]()  # the pieces of the answer, for the client
-        self.stop = question.stop
         self.decoded = ""  # before stop words are looked for
         self.held = ""
         self.stopped = False
@@ -164,13 +164,13 @@ class AnswerStreamer(DirectStreamer):
         if self.stopped:
             return
         text = self.held + text
-        places = [text.find(word) for word in self.stop if word in text]
+        places = [text.find(word) for word in self.question.stop if word in text]
         if places:
             self.stopped = True
             end = min(places)
             self.held = ""
         else:
-            end = len(text) - _stop_word_beginning(text, self.stop)
+            end = len(text) - _stop_word_beginning(text, self.question.stop)
             self.held = text[end:]
         if end:
             super()._enqueue(text[:end])
@@ -249,7 +249,7 @@ class AnswerThread:
     def __init__(self, served: ServedModel, say: Say) -> None:
         self.served = served
         self.say = say
-        self.questions = SimpleQueue[tuple[CompletionRequest, AnswerStreamer]]()
+        self.questions = SimpleQueue[AnswerStreamer]()
         self.kept = PromptCache()
         self.lock = threading.Lock()
         self.waiting = 0
@@ -270,7 +270,7 @@ class AnswerThread:
             raise RequestRefusal(f"{before} questions are waiting; ask again later", 503)
         place = f", {before} before it" if before else ""
         self.say(f"{question.id}: {len(question.ids):,} tokens{place}")
-        self.questions.put((question, streamer))
+        self.questions.put(streamer)
         return streamer
 
     def check(self) -> None:
@@ -291,7 +291,7 @@ class AnswerThread:
         try:
             body = {"prompt": [0], "max_tokens": 2, **settings}
             (question,) = completion_requests(self.served, body, "trial", is_chat=False)
-            self._generate_answer(question, AnswerStreamer(self.served, question))
+            self._generate_answer(AnswerStreamer(self.served, question))
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
             raise InputError(
@@ -302,16 +302,15 @@ class AnswerThread:
     def _answer_questions(self) -> None:
         """Answer the waiting prompts of clients, one after the other, until the server ends."""
         while True:
-            question, streamer = self.questions.get()
-            self._answer_question(question, streamer)
-            # frees their memory while the thread waits for the next question
-            del question, streamer
+            streamer = self.questions.get()
+            self._answer_question(streamer)
+            del streamer  # frees its memory while the thread waits for the next question
 
-    def _answer_question(self, question: CompletionRequest, streamer: AnswerStreamer) -> None:
+    def _answer_question(self, streamer: AnswerStreamer) -> None:
         """Answer a client's prompt on the thread; whatever fails, the next prompt gets its turn."""
         try:
             if not streamer.client_has_left:
-                self._generate_answer(question, streamer)
+                self._generate_answer(streamer)
         except _GenerationCancelled:
             pass
         except (RequestRefusal, InputError) as error:
@@ -324,33 +323,35 @@ class AnswerThread:
             with self.lock:
                 self.waiting -= 1
             left = ", its client has gone" if streamer.client_has_left else ""
+            question = streamer.question
             read = len(question.ids) - streamer.kept
             self.say(
                 f"{question.id}: {streamer.kept:,} tokens kept, {read:,} read, "
                 f"{len(streamer.ids):,} written{left}"
             )
 
-    def _generate_answer(self, question: CompletionRequest, streamer: AnswerStreamer) -> None:
+    def _generate_answer(self, streamer: AnswerStreamer) -> None:
         """Write the answer to a client's prompt, with the log-probabilities that the request
         asks for."""
+        question = streamer.question
         details = question.details
         scores: list[TokenLogprob | None] = []
         if details.candidates is not None and details.echo is not None:
-            scores = [None, *self._prompt_logprobs(question, question.ids, 1, streamer)]
+            scores = [None, *self._prompt_logprobs(streamer, question.ids, 1)]
         if question.most:
-            self._generate_tokens(question, streamer)
+            self._generate_tokens(streamer)
         if scores:
             streamer.kept = 0  # the prompt was read for its scores
         if details.candidates is not None:
             ids = [*question.ids, *streamer.ids]
-            scores += self._prompt_logprobs(question, ids, len(question.ids), streamer)
+            scores += self._prompt_logprobs(streamer, ids, len(question.ids))
             scored = ids[len(ids) - len(scores) :]
             tokenizer = self.served.tokenizer
             streamer.logprobs = openai_logprobs(tokenizer, scored, scores, details.as_ids)
         streamer.close()
 
     def _prompt_logprobs(
-        self, question: CompletionRequest, ids: Sequence[int], first: int, streamer: AnswerStreamer
+        self, streamer: AnswerStreamer, ids: Sequence[int], first: int
     ) -> list[TokenLogprob]:
         """Return the log-probabilities of a request's tokens from `first` on, each by all tokens
         before it.
@@ -359,6 +360,7 @@ class AnswerThread:
         """
         read = np.asarray(ids[:-1], np.int32)
         scores: list[TokenLogprob] = []
+        candidates = streamer.question.details.candidates or 0
         if first > len(read):
             return scores
         cache: Cache | None = None
@@ -372,7 +374,7 @@ class AnswerThread:
                 start = max(first, kept + begin + 1)
                 end = kept + begin + 1 + len(logits)
                 rows = logits[start - end :]
-                scores += token_logprobs(rows, ids[start:end], question.details.candidates or 0)
+                scores += token_logprobs(rows, ids[start:end], candidates)
         if cache is not None:
             self.kept.keep(cache, list(ids))
         return scores
@@ -383,9 +385,10 @@ class AnswerThread:
         `logprobs`."""
         return logprob_scorer(self.served)
 
-    def _generate_tokens(self, question: CompletionRequest, streamer: AnswerStreamer) -> None:
+    def _generate_tokens(self, streamer: AnswerStreamer) -> None:
         """Generate the tokens of a served answer, from the kept cache of the last prompt if they
         share a beginning."""
+        question = streamer.question
         model = self.served.model
         ids = torch.tensor([question.ids], device=model.device)
         if question.seed is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import BitsAndBytesConfig, PreTrainedModel
 
-TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")  # packages of these names
 
 
 def training_device(options: TrainingOptions) -> torch.device:
@@ -85,13 +85,13 @@ def check_tracker(name: str) -> None:
     """Refuse an unknown tracker of --report-to, and a tracker whose package is not installed."""
     if name not in TRACKERS:
         raise UsageError(f"--report-to is one of {', '.join(TRACKERS)}, was {name!r}")
-    package = TRACKERS[name]
-    # tensorboardX serves as well.
-    known = [package, "tensorboardX"] if package == "tensorboard" else [package]
-    if package and not any(importlib.util.find_spec(str(name)) for name in known):
+    known = [name]
+    if name == "tensorboard":
+        known.append("tensorboardX")  # serves as well
+    if name != "none" and not any(map(importlib.util.find_spec, known)):
         raise UsageError(
-            f"--report-to {name} needs the package {package}, which is not installed: "
-            f"pip install {package}"
+            f"--report-to {name} needs the package {name}, which is not installed: "
+            f"pip install {name}"
         )
 
 
