@@ -174,8 +174,8 @@ class ModelServer:
         answers: CompletionAnswers,
         request: Request,
     ) -> AsyncIterator[dict[str, Json]]:
-        """Yield the answers to a request's prompts, one prompt after the other. `first` streams
-        the answer to the first."""
+        """Yield the answers to the prompts of a client's request, one prompt after the other.
+        `first` streams the answer to the first."""
         for number, question in enumerate(questions):
             streamer = self.worker.ask(question) if number else first
             items = _client_pieces(streamer, request)

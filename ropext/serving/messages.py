@@ -196,5 +196,5 @@ def _tool_function(given: Json, place: str) -> dict[str, Json]:
 
 
 def _refuse_messages(sentence: str) -> RequestRefusal:
-    """Return the refusal of a request because of its `messages`."""
+    """Return the refusal of a client's request because of its `messages`."""
     return RequestRefusal(sentence, 400, "messages")

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 STOPS = "stops when held-out documents no longer improve"
 
 
-def prepare_finetune(model: str, source: str, options: Finetune) -> "AdapterObjective":
+def prepare_finetune(model: str, source: str, options: Finetune) -> "FinetuneObjective":
     """Read the model, tokenizer and data of a fine-tuning, choose its settings, and return the
     objective."""
     origin = open_origin(model)
@@ -113,7 +113,7 @@ def prepare_finetune(model: str, source: str, options: Finetune) -> "AdapterObje
     count = settings.rows.value * settings.steps.value
     share = options.retrieval_share
     questions = KeyRows(encoder, documents, share, options.seed) if share else None
-    return AdapterObjective(
+    return FinetuneObjective(
         origin=origin,
         snapshot=origin.snapshot,
         record=record,
@@ -140,7 +140,7 @@ def _count_parameters(snapshot: Snapshot) -> int:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AdapterObjective(TrainingObjective[Finetuned]):
+class FinetuneObjective(TrainingObjective[Finetuned]):
     """A training of a LoRA, of new rows, or of both. The held-out loss may choose the step; the
     result is merged."""
 

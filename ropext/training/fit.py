@@ -14,9 +14,9 @@ from ropext.planning import Plan
 from ropext.results.overlap import recorded_training
 from ropext.training import data, defaults
 from ropext.training.data import TrainingData, judging_workload
+from ropext.training.fit_objective import FitObjective
 from ropext.training.judge import few_documents_warning
 from ropext.training.rows import FitQuestions, FullRows, PoseRows, TrainingRows, row_strategy
-from ropext.training.spectrum_objective import SpectrumObjective
 from ropext.training.starts import check_geometry, choose_starts
 
 FEWEST = 16  # fewest rows of the target's length that are read from a stream
@@ -24,7 +24,7 @@ FEWEST = 16  # fewest rows of the target's length that are read from a stream
 
 def prepare_fit(
     model: str, source: str, options: Fit, revision: str | None = None, named: str = ""
-) -> SpectrumObjective:
+) -> FitObjective:
     """Read the model, tokenizer and data of a fit; settle which numbers of the spectrum move,
     and their start. If `model` is a directory made of a GGUF, `named` is the user's name for the
     GGUF."""
@@ -70,7 +70,7 @@ def prepare_fit(
             "windows of joined held-out documents, no two of which share a document"
         )
     count = per_step * options.steps
-    return SpectrumObjective(
+    return FitObjective(
         snapshot=snapshot,
         record=record,
         options=options,

@@ -166,7 +166,8 @@ class LearnedYarnRamp(LearnedSpectrum):
         return 1 / (ramp / self.s + 1 - ramp), attention.exp()
 
     def outside(self) -> str | None:
-        """Return a sentence about the first limit of a fit that the ramp breaks, or None."""
+        """Return a sentence about the first limit of a fit that the ramp in training breaks, or
+        None."""
         with torch.no_grad():
             low, high = self._ends()
         if not max(float(low), 0.0) < min(float(high), self.rope.dim - 1):
@@ -226,7 +227,7 @@ class LearnedTheta(LearnedSpectrum):
 
 
 def learned_spectrum(within: str, site: RopeSite, target: int, ceiling: float) -> LearnedSpectrum:
-    """Return the space of the form `within` (--within), in which a fit moves a spectrum from a
+    """Return the learned spectrum of the form `within` (--within), which a fit moves from a
     planned start."""
     wanted = {"yarn": "yarn", "ntk": "default"}.get(within)
     if wanted is not None and site.params["rope_type"] != wanted:
@@ -320,8 +321,8 @@ def remove_learned_spectrum(model: nn.Module) -> None:
 def install_learned_spectrum(
     model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, space: LearnedSpectrum
 ) -> None:
-    """Install the space of a fit in the rotary modules. Check on the model itself that it
-    computes the same as before, and that a gradient arrives."""
+    """Install the spectrum that a fit trains in the rotary modules. Check on the model itself
+    that it computes the same as before, and that a gradient arrives."""
     with torch.no_grad():
         before = _probe_logits(model, target)
     kind = model.config.model_type

@@ -34,7 +34,7 @@ from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import Value
 from ropext.training import data, fit, fit_report, models, trainer
-from ropext.training.spectrum_objective import SpectrumObjective
+from ropext.training.fit_objective import FitObjective
 from ropext.training.tables import fit_table
 
 pytestmark = pytest.mark.slow
@@ -606,13 +606,13 @@ def test_a_few_steps_are_those_of_a_literal_loop(tmp_path, monkeypatch):
     the target and short ones, from the same rows."""
     from transformers import AutoModelForCausalLM
 
-    decide, seen = SpectrumObjective._choose_step, []
+    decide, seen = FitObjective._choose_step, []
 
     def remembering(self, pause, steps):
         seen.append((self, self.steps.knobs(4)))
         return decide(self, pause, steps)
 
-    monkeypatch.setattr(SpectrumObjective, "_choose_step", remembering)
+    monkeypatch.setattr(FitObjective, "_choose_step", remembering)
     options = KNOWN | {"steps": 4, "batch_tokens": 512, "eval_every": 4, "keep_short": 2}
     options |= {"retrieval_items": 0, "retrieval_share": 0.0, "learning_rate": 0.05}
     train(

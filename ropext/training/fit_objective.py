@@ -41,7 +41,7 @@ STEP = "step"  # label of a step that is judged on the way
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SpectrumObjective(TrainingObjective[Fitted]):
+class FitObjective(TrainingObjective[Fitted]):
     """A fit of pair factors and attention factor; the step that surely beats the start is
     written."""
 
@@ -113,13 +113,13 @@ class SpectrumObjective(TrainingObjective[Fitted]):
         """Return the numbers of the spectrum that a fit trains."""
         count = 0
         size = 0
-        for numbers in self.space(next(iter(self.starts))).parameters():
+        for numbers in self.learned_spectrum(next(iter(self.starts))).parameters():
             count += numbers.numel()
             size += numbers.nbytes
         return TrainedPart((f"the spectrum ({self.within})",), count, size)
 
-    def space(self, start: str) -> spectrum.LearnedSpectrum:
-        """Return the space in which a fit moves the spectrum, beginning at a closed form."""
+    def learned_spectrum(self, start: str) -> spectrum.LearnedSpectrum:
+        """Return the spectrum that a fit trains, beginning at a closed form."""
         plan = self.starts[start]
         return spectrum.learned_spectrum(
             self.within, plan.main, self.target, self.options.ceiling * plan.factor
@@ -152,7 +152,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
         losses = {method: rules.fit_loss(self.closed, method) for method in self.starts}
         inside = {}
         for method, lost in losses.items():
-            if self.space(method).outside() is None:
+            if self.learned_spectrum(method).outside() is None:
                 inside[method] = lost
         allowed = inside or losses  # else all are outside of the guards
         self.start = min(allowed, key=lambda method: allowed[method])
@@ -201,12 +201,12 @@ class SpectrumObjective(TrainingObjective[Fitted]):
         self.models[label] = replace(self.models[label], items=answers)
 
     def learn(self) -> None:
-        """Train the spectrum from its start. If a guard or a loss that is not finite ends it, the
-        steps judged before stay."""
+        """Train the spectrum from its start. If a guard or a loss that is not finite ends the
+        training, the steps judged before stay."""
         settings = self.settings
         model = self.model
         plan = self.starts[self.start]
-        space = self.space(self.start)
+        space = self.learned_spectrum(self.start)
         label = f"{FITTED}-{self.start}"
         place = self.folder / "steps" / self.start
         self.steps = JudgedSteps(place, self.judge, self.variant(STEP, plan))
@@ -276,7 +276,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
         self.note(verdict.reason)
         written = FITTED if verdict.step else START
         measured = self.measured
-        ceiling = self.space(self.start).ceiling
+        ceiling = self.learned_spectrum(self.start).ceiling
         yarn = self.starts.get("yarn")
         distance = 0.0
         if yarn is not None:
@@ -323,7 +323,7 @@ class SpectrumObjective(TrainingObjective[Fitted]):
         everything = replace(self.measured, models=self.models | steps)
         step = int(rules.best_fit_step(everything, steps, START))
         # Once more, by stock arithmetic from the config that is written.
-        method = self.space(self.start).method
+        method = self.learned_spectrum(self.start).method
         plan = plan_by_method(self.snapshot, self.options, method, self.steps.knobs(step))
         variant = self.variant(FITTED, plan)
         said = f"evaluating the RoPE frequencies of step {step}, from the written config"
