@@ -127,13 +127,13 @@ def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None, k
     from transformers import AutoTokenizer
 
     from ropext.files.inspecting import Inspection, inspect
-    from ropext.models.dequantising import directory_of
+    from ropext.models.dequantising import dequantised_directory
 
     kept.mkdir(parents=True, exist_ok=True)
     found = inspect(str(model))
     assert isinstance(found, Inspection)
     context = found.model.context
-    with tempfile.TemporaryDirectory() as folder, directory_of(str(model)) as untouched:
+    with tempfile.TemporaryDirectory() as folder, dequantised_directory(str(model)) as untouched:
         files = {"untouched": model, "yarn": Path(folder, "yarn.gguf")}
         ropext.extend(str(model), files["yarn"], target=tokens, method="yarn")
         if like is not None:
@@ -145,7 +145,7 @@ def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None, k
         def cell(name: str, length: int, reader: str) -> float:
             place = kept / f"{name}-{length}-{reader}.json"
             if not place.exists():
-                with directory_of(str(files[name])) as directory:
+                with dequantised_directory(str(files[name])) as directory:
                     ours = reader == "transformers"
                     python, read = (sys.executable if ours else engine), Path(directory)
                     script = f"read_{reader.replace('.', '_')}.py"

@@ -28,7 +28,7 @@ import yaml
 
 from ropext.base.bundled import MODELS
 from ropext.base.lengths import length_text, parse_lengths
-from ropext.models.dequantising import directory_of
+from ropext.models.dequantising import dequantised_directory
 from ropext.pipeline.evaluated import Evaluated
 from ropext.pipeline.public import evaluate
 from ropext.results.retrieval import group_answers
@@ -188,7 +188,7 @@ def measured(ruler: Ruler, tasks: Sequence[str], options: argparse.Namespace) ->
     lengths = parse_lengths(options.lengths)
     outputs = dict[str, list[str]]()
     unmade = list[str]()
-    with directory_of(options.model) as model, tempfile.TemporaryDirectory() as folder:
+    with dequantised_directory(options.model) as model, tempfile.TemporaryDirectory() as folder:
         tokenizer = str(MODELS.get(model, model))
         files = list[str]()
         for task in tasks:

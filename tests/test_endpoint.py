@@ -340,7 +340,7 @@ def test_two_readings_are_distinguished_by_hand() -> None:
     spread = sum((each - sum(without) / 4) ** 2 for each in without)
     assert done.margin == pytest.approx(3.18245 * math.sqrt(3 / 4 * spread), rel=2e-3)
     assert done.is_excluded
-    assert judge_neighbour(near, other, plan, other).is_it
+    assert judge_neighbour(near, other, plan, other).is_nearer
     assert not judge_neighbour(near, [[0.5], [0.5], [1.0], [1.0]], plan, other).is_excluded
     assert not judge_neighbour(near, plan, plan, [[1e-4]] * 4).is_excluded
 

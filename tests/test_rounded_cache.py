@@ -12,8 +12,8 @@ from ropext.families.loaders.gguf import reorders_keys
 from ropext.models.patching.rounding import (
     cache_rounded,
     hadamard_size_of_keys,
+    hadamard_size_of_values,
     rounded_cache,
-    turn_of_values,
 )
 from ropext.options.cache import StoredCache, stored_cache
 
@@ -42,7 +42,7 @@ def test_it_rounds_as_ggml_does(kind, width):
 @pytest.mark.parametrize(("width", "of_keys"), [(64, 64), (128, 128), (192, 64), (256, 256)])
 def test_it_turns_as_llama_cpp_does(width, of_keys):
     assert hadamard_size_of_keys("q4_0", width) == of_keys
-    assert turn_of_values("q8_0", width) == 64
+    assert hadamard_size_of_values("q8_0", width) == 64
     size = of_keys
     signs = [[-1.0 if (i & j).bit_count() % 2 else 1.0 for j in range(size)] for i in range(size)]
     matrix = np.array(signs, np.float32) / np.float32(np.sqrt(size))
@@ -59,7 +59,7 @@ def test_it_turns_as_llama_cpp_does(width, of_keys):
 
 def test_dimensions_that_are_not_rotated():
     assert [hadamard_size_of_keys(kind, 64) for kind in ("f16", "fp8")] == [0, 0]
-    assert (hadamard_size_of_keys("q4_0", 80), turn_of_values("q4_0", 96)) == (0, 0)
+    assert (hadamard_size_of_keys("q4_0", 80), hadamard_size_of_values("q4_0", 96)) == (0, 0)
 
 
 def test_eight_bits_of_floating_point():
@@ -83,7 +83,7 @@ class RoundingCache(DynamicCache):
             key_states, stored.keys, hadamard_size_of_keys(stored.keys, width)
         )
         value_states = rounded_cache(
-            value_states, stored.values, turn_of_values(stored.values, width)
+            value_states, stored.values, hadamard_size_of_values(stored.values, width)
         )
         return super().update(key_states, value_states, *args, **kwargs)
 

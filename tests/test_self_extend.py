@@ -259,7 +259,7 @@ def test_any_mask_and_any_positions_by_the_literal_rule(seed):
     for learns in (False, True):
         reading.begin(positions)
         states[0].requires_grad_(learns)
-        mine, _ = self_extend._attention(module, *states, mask, scaling=8**-0.5)
+        mine, _ = self_extend._folded_attention(module, *states, mask, scaling=8**-0.5)
         assert (mine - expected)[real].abs().max() < 2e-5
         assert mine.isfinite().all()
     mine[real].sum().backward()

@@ -127,7 +127,7 @@ def fitting(device: str) -> tuple[float, Any]:
     from ropext.training import spectrum
 
     model = load(bundled(), device).requires_grad_(False)
-    plan: Any = patching.plan_of(model, method="yarn", factor=FACTOR)
+    plan: Any = patching.plan_for_loaded(model, method="yarn", factor=FACTOR)
     space = spectrum.learned_spectrum("longrope", plan.main, plan.target, 4.0).to(device)
     patching.patch(model, method=space.method, factor=FACTOR, **space.knobs())
     spectrum.install_learned_spectrum(model, plan.sites, plan.target, space)

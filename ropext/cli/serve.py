@@ -64,7 +64,7 @@ def command(
     """Serve a model in memory through an OpenAI-compatible API. It can use any method."""
     from ropext.base.inputs import read_text
     from ropext.endpoint.server import KEY
-    from ropext.models.dequantising import directory_of
+    from ropext.models.dequantising import dequantised_directory
     from ropext.options.extend import parse_extend
     from ropext.serving.stock import check_transformers_parts
 
@@ -87,7 +87,7 @@ def command(
 
     with (
         closing(app.reserve_address(host, port)) as taken,
-        directory_of(model, out.say) as directory,
+        dequantised_directory(model, out.say) as directory,
     ):
         asked = served.ServeOptions(
             directory, model, wish, adapter, revision, trust_remote_code, fold, names

@@ -29,8 +29,8 @@ from ropext.models.load import (
     loading_of,
     memory_errors,
     out_of_memory,
+    report_memory_used,
     silenced,
-    tell_used,
 )
 from ropext.models.processes import is_main, rank_and_count, wait_for_everyone
 from ropext.options.evaluate import Evaluate
@@ -256,7 +256,7 @@ class Evaluation:
             nothing_kept=LIVE_KEPT_NOTHING if held else NOTHING_KEPT,
             rank=rank,
             world=world,
-            used=partial(tell_used, log, hooks.say, device),
+            used=partial(report_memory_used, log, hooks.say, device),
             guard=lambda what: memory_errors(out_of_memory(what)),
         )
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.base.errors import InputError, UnsupportedModel
-from ropext.models.head import logits_after, plain_head, why_logits_differ, why_not_apart
+from ropext.models.head import logits_after, plain_head, why_head_is_not_separate, why_logits_differ
 from ropext.results.perplexity import MASK_STRIDE
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class TokenScorer:
 
         row = self._row(ids)
         try:
-            if why_not_apart(self.model) is not None:
+            if why_head_is_not_separate(self.model) is not None:
                 return False
             output = self.body(input_ids=row, use_cache=False)
             if why_logits_differ(self.model, output) is not None:

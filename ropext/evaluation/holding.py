@@ -17,10 +17,10 @@ from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.models.patching import (
     base_model,
     check_rotation,
-    config_of,
-    name_of,
-    original_of,
-    plan_in,
+    config_before_patch,
+    config_of_loaded,
+    name_of_loaded,
+    plan_of_patched,
 )
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
@@ -54,7 +54,7 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> InMe
         raise UsageError("weights of this model are not in memory (offloaded); name its directory")
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise UsageError("an adapter that puts tokens before the text moves all positions")
-    if options.method and plan_in(live) is not None:
+    if options.method and plan_of_patched(live) is not None:
         raise UsageError(
             "method extends a model as it was trained, and this one is patched; give no method, or "
             "call ropext.models.patching.unpatch(model) first"
@@ -70,7 +70,7 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> InMe
     check_rotation(live)
     changed = "" if options.base else changed_weight(live)
     if changed:
-        name = name_of(live)
+        name = name_of_loaded(live)
         given = f"base={name!r}, from which it was loaded" if name else "the checkpoint by base="
         raise UsageError(
             f"the weights of this model changed since ropext.patch ({changed}), so that without "
@@ -93,7 +93,7 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
     directory."""
     if given is not None:
         return copy.deepcopy(given)
-    name = name_of(live)
+    name = name_of_loaded(live)
     try:
         return load_tokenizer(open_snapshot(name), trust_remote_code=False)
     except RopextError as error:
@@ -103,7 +103,7 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
 def _origin(live: "PreTrainedModel") -> Snapshot | None:
     """Open the checkpoint that a model was loaded from, if transformers keeps its name; else return
     None."""
-    name = name_of(live)
+    name = name_of_loaded(live)
     commit = getattr(live.config, "_commit_hash", None)
     is_directory = name != "" and Path(name, CONFIG).is_file()
     if not is_directory and commit is None:
@@ -120,16 +120,18 @@ def opened(held: InMemoryModel, options: Evaluate) -> Iterator[Lineup]:
     live = held.live
     with tempfile.TemporaryDirectory(prefix="ropext-live-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
-        write_json(place / CONFIG, config_of(live) | {"architectures": [type(live).__name__]})
-        name = name_of(live) or type(live).__name__
+        write_json(
+            place / CONFIG, config_of_loaded(live) | {"architectures": [type(live).__name__]}
+        )
+        name = name_of_loaded(live) or type(live).__name__
         origin = _origin(live)
         files = vars(open_snapshot(place)) | {"name": name}
         snapshot = InMemorySnapshot(**files, held=held, origin=origin)
-        plan = plan_in(live)
+        plan = plan_of_patched(live)
         if plan is None:
             lineup = line_up_snapshot(snapshot, options)
         else:
-            lineup = line_up_patched(snapshot, plan, original_of(live), options)
+            lineup = line_up_patched(snapshot, plan, config_before_patch(live), options)
         variants = list(lineup.variants) + _with_its_adapter(held, lineup.variants)
         yield replace(lineup, variants=tuple(variants))
 

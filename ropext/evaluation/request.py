@@ -25,7 +25,7 @@ from ropext.evaluation.lineup import Lineup, line_up, overlaps_of
 from ropext.evaluation.variants import in_memory_model_of
 from ropext.evaluation.workload import NEXT_TOKEN, Prediction, Workload, checked_prediction
 from ropext.files.checkpoint import Snapshot
-from ropext.models.dequantising import directory_of
+from ropext.models.dequantising import dequantised_directory
 from ropext.models.load import silenced
 from ropext.models.patching import base_model
 from ropext.models.tokenizer import load_tokenizer
@@ -115,7 +115,7 @@ class EvaluationRequest:
             lineup = line_up(place, None, options, model)
             without_weights.append(self._decided(lineup, call))
 
-        with directory_of(model, call.hooks.say, decide) as place:
+        with dequantised_directory(model, call.hooks.say, decide) as place:
             revision = self.revision if place == model else None
             lineup = line_up(place, revision, options, model)
             if not without_weights:

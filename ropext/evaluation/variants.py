@@ -20,8 +20,8 @@ from ropext.families.model import LENGTH_KEYS
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import Record, read_record
 from ropext.files.schemes import read_positions
-from ropext.models.load import check_masked_head, is_masked
-from ropext.models.patching import apply_plan, base_model, plan_in
+from ropext.models.load import check_masked_head, predicts_masked_tokens
+from ropext.models.patching import apply_plan, base_model, plan_of_patched
 from ropext.options.cache import StoredCache
 from ropext.options.fields import FIT
 from ropext.planning import CONFIG_ALONE, InMemory
@@ -64,7 +64,7 @@ class InMemoryModel:
                 f"{type(self.live).__name__} cannot be copied, and evaluate changes nothing of the "
                 f"model itself: {first_line(error)}"
             ) from error
-        plan = plan_in(base_model(copied))
+        plan = plan_of_patched(base_model(copied))
         if plan is not None and plan.fold is not None:
             apply_plan(copied, plan)  # the copied hooks still refer to the original model
         return copied
@@ -386,7 +386,11 @@ def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> Model
             "leave the option out"
         )
     return ModelReach(
-        stated or scheme.context, scheme.context, is_masked(snapshot), has_table, has_table
+        stated or scheme.context,
+        scheme.context,
+        predicts_masked_tokens(snapshot),
+        has_table,
+        has_table,
     )
 
 

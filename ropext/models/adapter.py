@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_adapter(model: Any, adapter: str) -> Any:
-    """Return a loaded model with a LoRA on top.
+    """Return a model in memory with a LoRA on top.
 
     PEFT gets the config that ropext checked, not the file, and memory for no more than the
     adapter's weights.
@@ -27,7 +27,7 @@ def add_adapter(model: Any, adapter: str) -> Any:
         config = peft.LoraConfig(**given)
         joined = peft.PeftModel.from_pretrained(model, adapter, config=config)
         joined.eval()
-        put_weights(joined, Path(adapter))
+        copy_adapter_weights(joined, Path(adapter))
         return joined
     except (OSError, TypeError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(
@@ -35,8 +35,8 @@ def add_adapter(model: Any, adapter: str) -> Any:
         ) from error
 
 
-def put_weights(joined: "nn.Module", adapter: Path) -> None:
-    """Copy into a PEFT model the weights of an adapter that have its own names.
+def copy_adapter_weights(joined: "nn.Module", adapter: Path) -> None:
+    """Copy the weights of an adapter that have PEFT's own names into a model in memory.
 
     PEFT renames them as it renames those from transformers 4, and loses some (Laguna's shared
     experts) with a warning.
@@ -51,8 +51,8 @@ def put_weights(joined: "nn.Module", adapter: Path) -> None:
 
 
 def _check_size(model: "PreTrainedModel", given: dict[str, Json], size: int) -> None:
-    """Raise ValueError if a config makes PEFT allocate more than a file of `size` bytes can
-    fill."""
+    """Raise ValueError if an adapter's config makes PEFT allocate more memory than a file of `size`
+    bytes can fill."""
     import peft
 
     copied = tuple(given.get("modules_to_save") or ())

@@ -30,11 +30,11 @@ BYTES = 4  # for each weight: float32 keeps every digit of the file's values
 
 
 @contextmanager
-def directory_of(
+def dequantised_directory(
     model: str, say: Say = no_messages, check: Callable[[str], object] | None = None
 ) -> Iterator[str]:
-    """Yield a model's name unchanged; for a GGUF file, yield a temporary directory of dequantised
-    weights.
+    """Yield a directory from which transformers loads a model: the model itself, or for a GGUF file
+    a temporary directory of dequantised weights.
 
     The directory lasts as long as the context. `check` gets it before the weights, which take long
     to make: it can refuse the config, the tokenizer or the record.
@@ -48,15 +48,15 @@ def directory_of(
     # Windows keeps a file that a model still maps.
     with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as folder:
         place = Path(folder) / snapshot.head.path.stem
-        check_readable(snapshot)
+        check_gguf_is_readable(snapshot)
         if check is not None:
-            write_small(snapshot, place)
+            write_gguf_without_weights(snapshot, place)
             check(str(place))
         yield str(dequantise(snapshot, place, say))
 
 
-def check_readable(model: "GgufFile") -> None:
-    """Refuse a file that transformers cannot read here, whatever it holds."""
+def check_gguf_is_readable(model: "GgufFile") -> None:
+    """Raise an error if transformers cannot load a GGUF here, whatever it holds."""
     if len(model.parts) > 1:
         raise InputError(
             f"{model.name} is split, and transformers reads one file; `llama-gguf-split --merge` "
@@ -66,13 +66,15 @@ def check_readable(model: "GgufFile") -> None:
         import_module(package)
 
 
-def write_small(model: "GgufFile", place: Path) -> None:
-    """Write the config, the tokenizer and the record of a GGUF, without its weights."""
+def write_gguf_without_weights(model: "GgufFile", place: Path) -> None:
+    """Write the config, the tokenizer and the record of a GGUF as a directory for transformers,
+    without its weights."""
     _write_directory(model, place, _save_config)
 
 
 def dequantise(model: "GgufFile", place: Path, say: Say = no_messages) -> Path:
-    """Write a GGUF as a directory of float32 weights."""
+    """Dequantise a GGUF in memory by transformers, and write it as a directory of float32
+    weights."""
     needed = BYTES * sum(prod(tensor.shape) for tensor in model.head.tensors)
     check_space(place, needed)
     say(
@@ -84,8 +86,8 @@ def dequantise(model: "GgufFile", place: Path, say: Say = no_messages) -> Path:
 
 
 def _write_directory(model: "GgufFile", place: Path, save: Callable[[Path, Path], None]) -> None:
-    """Write what `save` takes from a GGUF, its tokenizer, the config with the file's own rotary
-    embeddings, and the file's ropext record if it has one."""
+    """Write a directory of a GGUF that transformers loads: what `save` takes from the file, its
+    tokenizer, its record, and a config with its own rotary embeddings."""
     path = model.head.path
     with redirect_stderr(StringIO()), _gguf_refused(model):  # its progress bars
         from transformers import AutoTokenizer
@@ -107,7 +109,7 @@ def _write_directory(model: "GgufFile", place: Path, save: Callable[[Path, Path]
 
 
 def _save_model(path: Path, place: Path) -> None:
-    """Save the model that transformers dequantises from a GGUF, with its config."""
+    """Dequantise the model of a GGUF in memory by transformers, and save its weights and config."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -135,7 +137,7 @@ def _save_config(path: Path, place: Path) -> None:
 
 @contextmanager
 def _gguf_refused(model: "GgufFile") -> Iterator[None]:
-    """Raise InputError with the reason and a remedy if transformers cannot read the file."""
+    """Raise InputError with the reason and a remedy if transformers cannot load a GGUF."""
     try:
         yield
     except ImportError as error:
@@ -149,7 +151,8 @@ def _gguf_refused(model: "GgufFile") -> Iterator[None]:
 
 
 def with_rope(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with the rotary embeddings and the length of another one."""
+    """Return the config of a dequantised model with the rotary embeddings and the length of another
+    one."""
     params = {site.label: dict(site.params) for site in families.read(other).scaled_sites}
     length = other["max_position_embeddings"]
     return families.write(config, families.read(config), params, length)

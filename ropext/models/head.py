@@ -2,7 +2,7 @@
 
 Only then may ropext compute them in tiles, and the loss in slices. The class and the config of a
 model predict it (`predicted_head_problem`), for a forecast. Before it computes, ropext checks it
-by running the model (`why_not_plain`).
+by running the model (`why_head_is_not_plain`).
 """
 
 from collections.abc import Callable, Iterator
@@ -46,8 +46,8 @@ def probe_token_ids(model: "PreTrainedModel") -> "torch.Tensor":
 
 
 def plain_head(model: "PreTrainedModel") -> "torch.nn.Linear | None":
-    """Return the output embeddings if they are one matrix without a wrapper, hook or adapter; else
-    None."""
+    """Return the output layer of a model in memory if it is one matrix without a wrapper, hook or
+    adapter; else None."""
     import torch
 
     head = model.get_output_embeddings()
@@ -59,8 +59,8 @@ def plain_head(model: "PreTrainedModel") -> "torch.nn.Linear | None":
 
 
 def predicted_head_problem(model: "PreTrainedModel") -> str | None:
-    """Return why logits will not be the product with a plain matrix, as far as class and config
-    show."""
+    """Return why the logits of a model in memory will not be the product with a plain matrix, as
+    far as class and config show."""
     if plain_head(model) is None:
         return _why_wrapped(model)
     config = model.config.get_text_config()
@@ -71,21 +71,22 @@ def predicted_head_problem(model: "PreTrainedModel") -> str | None:
     return None
 
 
-def why_not_plain(model: "PreTrainedModel", ids: "torch.Tensor") -> str | None:
-    """Return None if logits are the decoder's states times one matrix, otherwise the reason.
+def why_head_is_not_plain(model: "PreTrainedModel", ids: "torch.Tensor") -> str | None:
+    """Return why the logits of a model in memory are not its decoder's states times one matrix;
+    None if they are.
 
     Families scale or cap their logits under many names, some in their own code: a pass over a few
     `ids` (1, tokens) finds them all. Call it before PEFT wraps the model, without gradients.
     """
-    reason = why_not_apart(model)
+    reason = why_head_is_not_separate(model)
     if reason is not None:
         return reason
     return why_logits_differ(model, model.base_model(input_ids=ids, use_cache=False))
 
 
-def why_not_apart(model: "PreTrainedModel") -> str | None:
-    """Return None if the model has a separate decoder and one plain matrix, otherwise the
-    reason."""
+def why_head_is_not_separate(model: "PreTrainedModel") -> str | None:
+    """Return why a model in memory has no separate decoder with one plain matrix; None if it
+    has."""
     if plain_head(model) is None:
         return _why_wrapped(model)
     if model.base_model is model:
@@ -94,10 +95,10 @@ def why_not_apart(model: "PreTrainedModel") -> str | None:
 
 
 def why_logits_differ(model: "PreTrainedModel", output: "BaseModelOutput") -> str | None:
-    """Return None if the logits are the decoder's states, in `output`, times the matrix; otherwise
-    the reason."""
+    """Return why the logits of a model in memory are not its decoder's states, in `output`, times
+    the matrix; None if they are."""
     head = plain_head(model)
-    assert head is not None  # why_not_apart has checked this
+    assert head is not None  # why_head_is_not_separate has checked this
     hidden = output.last_hidden_state
     assert hidden is not None
     largest = float(head(hidden[0]).float().abs().max())
@@ -110,7 +111,7 @@ def why_logits_differ(model: "PreTrainedModel", output: "BaseModelOutput") -> st
 
 
 def _why_wrapped(model: "PreTrainedModel") -> str:
-    """Return why the output layer is no plain head."""
+    """Return why the output layer of a model in memory is no plain head."""
     import torch
 
     head = model.get_output_embeddings()
@@ -120,8 +121,8 @@ def _why_wrapped(model: "PreTrainedModel") -> str:
 
 
 def same_logits(one: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype") -> bool:
-    """Return whether two (tokens, vocabulary) logits are the same products, with separate
-    rounding."""
+    """Return whether two (tokens, vocabulary) logits of a model in memory are the same products,
+    with separate rounding."""
     if one.shape != other.shape:
         return False
     bound = SAME_PRODUCT.get(str(dtype), SAME_HALF_PRODUCT) * float(other.abs().max())
@@ -131,8 +132,8 @@ def same_logits(one: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype"
 def logits_after(
     model: "PreTrainedModel", output: "BaseModelOutput", hidden: "torch.Tensor"
 ) -> "torch.Tensor":
-    """Return the logits (tokens, vocabulary) of the model's own forward, with `hidden` as the last
-    states of `output`."""
+    """Return the logits (tokens, vocabulary) of the forward of a model in memory, with `hidden` as
+    the last states of `output`."""
     import torch
 
     given = replace(output, last_hidden_state=hidden)
@@ -146,7 +147,8 @@ def logits_after(
 
 @contextmanager
 def replaced_forward(module: "torch.nn.Module", forward: Callable[..., object]) -> Iterator[None]:
-    """Replace the forward of `module` inside the `with` block; hooks still run around it."""
+    """Replace the forward of a module of a model in memory inside the `with` block; hooks still run
+    around it."""
     replaced = module.__dict__.get("forward")
     module.forward = forward
     try:

@@ -20,7 +20,7 @@ from ropext.base.systems import peak_memory
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.digests import check_unchanged
 from ropext.files.schemes import read_positions
-from ropext.models.quantised import raise_named
+from ropext.models.quantised import raise_quantisation_error
 from ropext.results.report.text import bytes_text
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def local_rank() -> int:
 
 
 def device_of(options: "DocumentOptions | TrainingOptions") -> str:
-    """Return the device's name; with several processes each takes its own GPU."""
+    """Return the device to load a model on; with several processes each takes its own GPU."""
     import torch
 
     if options.device != "auto":
@@ -67,8 +67,8 @@ def device_of(options: "DocumentOptions | TrainingOptions") -> str:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Hide the progress bars and advice of transformers, which would mix with ropext's own
-    narration."""
+    """Hide the progress bars and advice that transformers prints while a model is loaded or
+    runs."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -88,14 +88,14 @@ def silenced() -> Iterator[None]:
 
 
 def auto_class(masked: bool) -> Any:
-    """Return the stock class that loads causal or masked language models."""
+    """Return the auto class of transformers that loads causal or masked language models."""
     import transformers
 
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 
 
-def headless(snapshot: Snapshot) -> UnsupportedModel:
-    """Return the error for a model that predicts no tokens."""
+def no_masked_head_error(snapshot: Snapshot) -> UnsupportedModel:
+    """Return the error for a model to load that has no head for masked tokens."""
     what = ", ".join(snapshot.config.get("architectures") or ["by its weights"])
     return UnsupportedModel(
         f"{snapshot.name} has no head that predicts masked tokens ({what}); a sentence encoder is "
@@ -104,18 +104,18 @@ def headless(snapshot: Snapshot) -> UnsupportedModel:
 
 
 def check_masked_head(snapshot: Snapshot, masked: bool) -> bool:
-    """Return `masked`, which says whether the model's family predicts masked tokens.
+    """Return `masked`, which says whether a model to load predicts masked tokens by its family.
 
     Raise UnsupportedModel if it does but the model has no head for them.
     """
     names = snapshot.config.get("architectures") or ()
     if masked and names and not any(name.endswith(MASKED_HEADS) for name in names):
-        raise headless(snapshot)
+        raise no_masked_head_error(snapshot)
     return masked
 
 
-def is_masked(snapshot: Snapshot) -> bool:
-    """Return whether a model that does not rotate predicts masked tokens."""
+def predicts_masked_tokens(snapshot: Snapshot) -> bool:
+    """Return whether a model to load that does not rotate predicts masked tokens."""
     scheme = read_positions(snapshot.config)
     return check_masked_head(snapshot, scheme is not None and scheme.carried and not scheme.causal)
 
@@ -127,7 +127,7 @@ def skeleton(
     masked: bool | None = None,
     dtype: "torch.dtype | None" = None,
 ) -> "PreTrainedModel":
-    """Return the model built from its config alone, with its weights on the meta device."""
+    """Load a model from its config alone, with its weights on the meta device."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
@@ -136,7 +136,7 @@ def skeleton(
     if dtype is not None:  # None would replace the config's dtype by float32
         keywords["dtype"] = dtype
     if masked is None:
-        masked = is_masked(snapshot)
+        masked = predicts_masked_tokens(snapshot)
     try:
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = auto_class(masked).from_config(
@@ -172,7 +172,7 @@ class Loading:
 def loading_of(
     options: "DocumentOptions", trust_remote_code: bool = False, masked: bool = False
 ) -> Loading:
-    """Return the settings by which the options of an evaluation load a model."""
+    """Return the settings by which the options of an evaluation load a model into memory."""
     import torch
 
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -217,19 +217,19 @@ def load_model(snapshot: Snapshot, how: Loading) -> "PreTrainedModel":
             tensor.data = tensor.data.clone()
     check_unchanged(snapshot, how.purpose)
     if how.masked and report["missing_keys"]:
-        raise headless(snapshot)
+        raise no_masked_head_error(snapshot)
     return model
 
 
 @contextmanager
 def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
-    """Raise one sentence about why stock transformers cannot load a model."""
+    """Raise one sentence about why stock transformers cannot load a model into memory."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise_named(error)
+        raise_quantisation_error(error)
         reason = first_line(error)
         wanted = how.attention
         if wanted and not _is_built(snapshot, how, wanted) and _is_built(snapshot, how, "eager"):
@@ -241,7 +241,7 @@ def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
 
 
 def _is_built(snapshot: Snapshot, how: Loading, attention: str) -> bool:
-    """Return whether transformers builds the model, without its weights, with this attention."""
+    """Return whether transformers loads a model, without its weights, with this attention."""
     try:
         skeleton(snapshot, attention, how.trust_remote_code, how.masked)
     except (OSError, ValueError, ImportError, UnsupportedModel):
@@ -250,8 +250,7 @@ def _is_built(snapshot: Snapshot, how: Loading, attention: str) -> bool:
 
 
 def with_attention(wanted: str | None, build: Callable[..., Built]) -> Built:
-    """Build a model with the wanted attention; without a wish, with SDPA if it has that, else
-    eager.
+    """Load a model with the wanted attention; without a wish, with SDPA if it has that, else eager.
 
     The argument is always passed: a config may name another attention, and transformers fetches
     kernels by such names.
@@ -268,7 +267,7 @@ def with_attention(wanted: str | None, build: Callable[..., Built]) -> Built:
 
 @contextmanager
 def memory_errors(sentence: str) -> Iterator[None]:
-    """Turn out of memory into a sentence that names the options that help.
+    """Turn out of memory, with a model in memory, into a sentence that names the options that help.
 
     Turn an error of a quantisation library into a sentence that names the library.
     """
@@ -282,12 +281,12 @@ def memory_errors(sentence: str) -> Iterator[None]:
         # The CPU's allocator, Apple's and CUDA's libraries raise a bare RuntimeError.
         if isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY):
             raise Stopped(sentence) from error
-        raise_named(error)
+        raise_quantisation_error(error)
         raise
 
 
 def out_of_memory(what: str, remains: str = "finished documents are kept") -> str:
-    """Return the sentence of an evaluation that ran out of memory."""
+    """Return the sentence of an evaluation whose model in memory ran out of it."""
     return (
         f"out of memory while reading {what}; {remains}: run again with a smaller --chunk (e.g. "
         "2048), a smaller --slice-memory, or --dtype bfloat16"
@@ -295,8 +294,8 @@ def out_of_memory(what: str, remains: str = "finished documents are kept") -> st
 
 
 def free_memory(device: "torch.device") -> int:
-    """Return the bytes that this process may still take; on a CPU a share of its machine's free
-    memory.
+    """Return the bytes of memory that a model on this device may still take; on a CPU a share of
+    its machine's free memory.
 
     Page cache counts as free, because the kernel gives it back. A container's own limit counts too.
     """
@@ -319,10 +318,10 @@ def free_memory(device: "torch.device") -> int:
     return min(limits) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def tell_used(
+def report_memory_used(
     log: Path | None, say: Say, device: "torch.device | str", what: str, seconds: float
 ) -> None:
-    """Print the time and the peak memory that the first unit of a long piece of work took.
+    """Print the time and the peak memory of the first unit of work with a model in memory.
 
     Append both to a log, which no comparison of runs reads.
     """
@@ -338,7 +337,8 @@ def tell_used(
 
 
 def _inactive_file_bytes() -> int:
-    """Return the bytes of page cache that the kernel takes back from a container first."""
+    """Return the bytes of page cache that the kernel takes back from a container first, for a model
+    to load."""
     stat = CGROUP / "memory.stat"
     lines = stat.read_text("ascii").splitlines() if stat.exists() else []
     return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

@@ -20,12 +20,13 @@ WAITING = 6 * 3600  # seconds that processes wait while one loads, reads or writ
 
 
 def rank_and_count() -> tuple[int, int]:
-    """Return (rank, number of processes) as `accelerate launch` and torchrun set them."""
+    """Return the rank of this process and the number of processes, as `accelerate launch` and
+    torchrun set them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def wait_for_everyone() -> None:
-    """Wait until every process of the command has come here."""
+    """Wait until every process of `accelerate launch` has come here."""
     if rank_and_count()[1] == 1:
         return
     from accelerate import PartialState
@@ -39,17 +40,17 @@ def wait_for_everyone() -> None:
 
 
 def is_main() -> bool:
-    """Return whether this process prints and writes; the others of `accelerate launch` only
+    """Return whether this process of `accelerate launch` prints and writes; the others only
     train."""
     return rank_and_count()[0] == 0
 
 
 def is_fsdp() -> bool:
-    """Return whether accelerate was launched with FSDP."""
+    """Return whether accelerate shards the model in memory over its processes by FSDP."""
     return os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
 
 
-def of_each_row() -> int:
+def processes_of_each_row() -> int:
     """Return the number of processes that share a row: with context parallelism each reads a piece
     of it."""
     return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
@@ -58,14 +59,14 @@ def of_each_row() -> int:
 def readers() -> int:
     """Return the number of processes that read separate rows; processes that share a row count
     once."""
-    return max(1, rank_and_count()[1] // of_each_row())
+    return max(1, rank_and_count()[1] // processes_of_each_row())
 
 
 def check_rows(rows: int, tokens: int, short: int = 0) -> None:
-    """Raise InputError if the processes cannot share the rows, `short` windows of --keep-short
-    included."""
+    """Raise InputError if the processes of `accelerate launch` cannot share the rows, `short`
+    windows of --keep-short included."""
     count = readers()
-    pieces = 2 * of_each_row()
+    pieces = 2 * processes_of_each_row()
     rows += short
     if rows % count:
         raise InputError(
@@ -81,7 +82,7 @@ def check_rows(rows: int, tokens: int, short: int = 0) -> None:
 
 
 def check_fsdp(qlora: bool, train: str) -> None:
-    """Raise UsageError if a launch with FSDP cannot load the model or cannot share these
+    """Raise UsageError if the processes of a launch with FSDP cannot load the model or share these
     options."""
     if not is_fsdp():
         return
@@ -112,7 +113,7 @@ def keep_float32(plugin: "FullyShardedDataParallelPlugin | None") -> None:
 
 
 def from_first(value: Found) -> Found:
-    """Return the first process's value, in all processes."""
+    """Return the value of the first process of `accelerate launch`, in all processes."""
     if rank_and_count()[1] == 1:
         return value
     from torch import distributed
@@ -123,8 +124,8 @@ def from_first(value: Found) -> Found:
     return values[0]
 
 
-def by_first(ask: Callable[[], Found]) -> Found:
-    """Return the result of `ask`, which needs the loaded model: with FSDP only the first process
+def ask_first_process(ask: Callable[[], Found]) -> Found:
+    """Return the result of `ask`, which needs the model in memory: with FSDP only the first process
     has its weights."""
     if not is_fsdp():
         return ask()

@@ -19,10 +19,10 @@ LIBRARIES = (
 )
 
 
-def raise_named(error: Exception) -> None:
-    """Raise one sentence that names the quantisation library, if the error is inside such a
-    library."""
-    library = _library_of(error.__traceback__)
+def raise_quantisation_error(error: Exception) -> None:
+    """Raise one sentence that names the quantisation library of a model in memory, if the error is
+    inside it."""
+    library = _quantisation_library(error.__traceback__)
     if library is not None:
         reason = first_line(error).rstrip(".")
         raise UnsupportedModel(
@@ -31,8 +31,9 @@ def raise_named(error: Exception) -> None:
         ) from error
 
 
-def _library_of(trace: TracebackType | None) -> str | None:
-    """Return the library whose code raised; an error in torch belongs to its caller."""
+def _quantisation_library(trace: TracebackType | None) -> str | None:
+    """Return the quantisation library whose code raised; an error in torch belongs to its
+    caller."""
     modules = list[str]()
     for frame, _ in walk_tb(trace):
         module = str(frame.f_globals.get("__name__", ""))
@@ -47,7 +48,7 @@ def _library_of(trace: TracebackType | None) -> str | None:
 
 
 def _with_version(library: str) -> str:
-    """Return a library's name, with its version if it is an installed package."""
+    """Return the name of a quantisation library, with its version if it is an installed package."""
     try:
         return f"{library} {metadata.version(library)}"
     except metadata.PackageNotFoundError:

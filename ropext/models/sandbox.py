@@ -32,16 +32,18 @@ MOST_CHARACTERS = 1 << 26  # in a rendered conversation
 MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
 
 
-def build(directory: str) -> int:
-    """Build a tokenizer as ropext will load it, and return its length."""
+def build_tokenizer(directory: str) -> int:
+    """Load a tokenizer by transformers in the child process, and return its length."""
     from transformers import AutoTokenizer
 
     return len(AutoTokenizer.from_pretrained(directory, trust_remote_code=False))
 
 
-def encode(file: str) -> tuple[int, int]:
-    """Return the numbers of characters and tokens of a short text that has all the strings that the
-    normalizers replace."""
+def encode_text(file: str) -> tuple[int, int]:
+    """Return the numbers of characters and tokens of a short text, encoded in the child process.
+
+    The text has all the strings that the tokenizer's normalizers replace.
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(file)
@@ -50,8 +52,11 @@ def encode(file: str) -> tuple[int, int]:
     return len(text), len(tokenizer.encode(text).ids)
 
 
-def render(template: str, messages: "Json", words: "dict[str, Json]", opening: bool) -> str:
-    """Render a conversation through a chat template, as stock transformers does."""
+def render_chat_template(
+    template: str, messages: "Json", words: "dict[str, Json]", opening: bool
+) -> str:
+    """Render a conversation through a model's chat template in the child process, as stock
+    transformers does."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     words |= {"chat_template": template, "add_generation_prompt": opening}
@@ -69,11 +74,13 @@ class AnswerParser:
     """
 
     def __init__(self) -> None:
+        """Begin without an answer; the first template begins one."""
         self.parser: Any = None
         self.spent = 0.0  # seconds, on this answer
 
     def __call__(self, template: "Json", prompt: str, text: str, ends: bool) -> "Json":
-        """Return the events of the next piece; a template begins another answer to `prompt`."""
+        """Return the events of the next piece of a model's answer; a template begins another answer
+        to `prompt`."""
         started = time.perf_counter()
         events = []
         if template is not None:
@@ -92,19 +99,20 @@ class AnswerParser:
 
 
 def main() -> None:
-    """Answer questions until stdin ends."""
+    """Answer questions about chat templates and tokenizers in the child process until stdin
+    ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     answers: dict[str, Callable[..., object]] = {
-        "render": render,
-        "encode": encode,
-        "build": build,
+        "render": render_chat_template,
+        "encode": encode_text,
+        "build": build_tokenizer,
         "parse": AnswerParser(),
     }
     answer_to = answers[sys.argv[1]]
     # Imports are done before the time is counted.
-    if answer_to is render:
-        render("", [], {}, False)
-    elif answer_to is build:
+    if answer_to is render_chat_template:
+        render_chat_template("", [], {}, False)
+    elif answer_to is build_tokenizer:
         from transformers import AutoTokenizer  # noqa: F401
     elif isinstance(answer_to, AnswerParser):
         from transformers.utils.chat_parsing.response_parser import ResponseParser  # noqa: F401

@@ -24,11 +24,11 @@ COUNTED = 10_000
 _idle: dict[tuple[str, int], subprocess.Popen[str]] = {}
 
 
-def ask(kind: str, question: JsonObject, size: int = 0) -> Json:
-    """Return the answer of a child process, whose limits grow with the size of the files that it
-    reads.
+def ask_sandbox(kind: str, question: JsonObject, size: int = 0) -> Json:
+    """Return the answer of a child process that loads a tokenizer or runs a chat template.
 
-    Raise ValueError with its reason if it refuses, and TimeoutError if it ended itself.
+    Its limits grow with the size of the files that it reads. Raise ValueError with its reason if it
+    refuses, and TimeoutError if it ended itself.
     """
     seconds = sandbox.SECONDS + sandbox.SECONDS_A_MEGABYTE * size / 1e6
     memory = sandbox.MEMORY + sandbox.MEMORY_A_BYTE * size
@@ -65,12 +65,13 @@ def ask(kind: str, question: JsonObject, size: int = 0) -> Json:
 
 @cache
 def try_tokenizer(file: Path, changed: int) -> None:
-    """Raise InputError if a tokenizer.json makes too many tokens from a short text.
+    """Raise InputError if a tokenizer.json, loaded in a child process, makes too many tokens from a
+    short text.
 
     `changed` is its time of change, which keys the cache.
     """
     try:
-        characters, tokens = ask("encode", {"file": str(file.absolute())})
+        characters, tokens = ask_sandbox("encode", {"file": str(file.absolute())})
     except ValueError:
         return  # transformers raises the reason later
     except TimeoutError as error:
@@ -82,14 +83,14 @@ def try_tokenizer(file: Path, changed: int) -> None:
 
 
 @cache
-def try_class(directory: Path, size: int, changed: int) -> None:
-    """Raise InputError if transformers cannot build a tokenizer from a directory's files within the
-    limits.
+def try_tokenizer_class(directory: Path, size: int, changed: int) -> None:
+    """Raise InputError if transformers, in a child process, cannot load a tokenizer from a
+    directory's files within the limits.
 
     `size` is their bytes; `changed` is their time of change, which keys the cache.
     """
     try:
-        ask("build", {"directory": str(directory.absolute())}, size)
+        ask_sandbox("build", {"directory": str(directory.absolute())}, size)
     except ValueError:
         return  # load_tokenizer raises the reason
     except TimeoutError as error:
@@ -100,16 +101,18 @@ def try_class(directory: Path, size: int, changed: int) -> None:
 
 
 def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
-    """Load the tokenizer in a model's directory, after a trial in a child process."""
+    """Load the tokenizer of a model, after a trial in a child process."""
     from transformers import AutoTokenizer
 
     if "tokenizer.json" in snapshot.files:
         file = snapshot.path("tokenizer.json")
         try_tokenizer(file, file.stat().st_mtime_ns)
     if not trust_remote_code and _needs_trial(snapshot):
-        files = [snapshot.path(name).stat() for name in snapshot.files if _is_read(name)]
+        files = [snapshot.path(name).stat() for name in snapshot.files if _is_tokenizer_file(name)]
         size = sum(file.st_size for file in files)
-        try_class(snapshot.directory, size, max((file.st_mtime_ns for file in files), default=0))
+        try_tokenizer_class(
+            snapshot.directory, size, max((file.st_mtime_ns for file in files), default=0)
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             snapshot.directory, trust_remote_code=trust_remote_code
@@ -127,13 +130,13 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def _is_read(name: str) -> bool:
-    """Return whether a tokenizer may be built from a file."""
+def _is_tokenizer_file(name: str) -> bool:
+    """Return whether transformers may read a file to load a tokenizer."""
     return "/" not in name and not name.endswith((".safetensors", ".py", ".md"))
 
 
 def _needs_trial(snapshot: Snapshot) -> bool:
-    """Return whether building the tokenizer may take longer than the size of its files suggests.
+    """Return whether loading a tokenizer may take longer than the size of its files suggests.
 
     That happens if they are converted, or if its class receives a number that it may count to.
     """
@@ -149,9 +152,9 @@ def _needs_trial(snapshot: Snapshot) -> bool:
 
 
 @contextmanager
-def panics_refused(model: str, what: str) -> Iterator[None]:
-    """Turn a panic of `tokenizers`, which is no Exception, into an InputError about the user's
-    file."""
+def tokenizer_panics_refused(model: str, what: str) -> Iterator[None]:
+    """Turn a panic of `tokenizers`, which is no Exception, into an InputError about the model's
+    tokenizer."""
     try:
         yield
     except BaseException as error:

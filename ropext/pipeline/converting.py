@@ -75,7 +75,7 @@ class GgufJob:
 def prepared(model: str, given: Mapping[str, Any], output: Path | None) -> GgufJob:
     """Open a GGUF and plan the extension of its directory, from the config and tokenizer that
     transformers reads."""
-    from ropext.models.dequantising import write_small
+    from ropext.models.dequantising import write_gguf_without_weights
 
     wish, writing = split_options(given)
     if writing.link != Writing().link:
@@ -87,7 +87,7 @@ def prepared(model: str, given: Mapping[str, Any], output: Path | None) -> GgufJ
     gguf = _opened(model, output, wish)
     with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as room:
         place = Path(room) / gguf.head.path.stem
-        write_small(gguf, place)
+        write_gguf_without_weights(gguf, place)
         plan = _plan(_named(gguf, place), gguf, options)
     # The temporary files have no other name than the ones that are renamed.
     return GgufJob(gguf, plan, options, writing.changed(link="hard"))
@@ -112,14 +112,14 @@ def convert(model: str, output: Path, force: bool, say: Say = no_messages) -> Co
 def _opened(model: str, output: Path | None, wish: Mapping[str, Any]) -> GgufFile:
     """Open a GGUF that transformers can read; refuse an output that equals, contains or is inside
     an input."""
-    from ropext.models.dequantising import check_readable
+    from ropext.models.dequantising import check_gguf_is_readable
 
     if bundled.find_gguf(model) is None:
         raise UsageError(f"--as directory makes a directory of a GGUF, and {model} is no GGUF")
     check_unlocked(output)
     gguf = as_file(open_model(model))
     guard.check({"MODEL": gguf.head.path, **reads(wish, Extend)}, {"--output": output})
-    check_readable(gguf)
+    check_gguf_is_readable(gguf)
     return gguf
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ropext.base.errors import InputError
 from ropext.base.jsontext import Json, JsonObject, parse_object
-from ropext.models.tokenizer import ask
+from ropext.models.tokenizer import ask_sandbox
 from ropext.serving.refusals import RequestRefusal
 from ropext.serving.served import ServedModel
 
@@ -34,7 +34,7 @@ class TemplatedChat:
         words = {**self.words, "tools": self.tools or None}
         question = {"template": self.template, "messages": self.messages}
         try:
-            return str(ask("render", {**question, "words": words, "opening": self.opens}))
+            return str(ask_sandbox("render", {**question, "words": words, "opening": self.opens}))
         except (ValueError, TimeoutError) as error:
             raise _refuse_messages(f"the chat template refuses this: {error}") from None
 

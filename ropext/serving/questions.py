@@ -14,7 +14,7 @@ import numpy as np
 
 from ropext.base.errors import InputError
 from ropext.base.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
-from ropext.models.tokenizer import panics_refused
+from ropext.models.tokenizer import tokenizer_panics_refused
 from ropext.serving.logprobs import MOST_CANDIDATES, CompletionDetails
 from ropext.serving.messages import rendered_chat
 from ropext.serving.refusals import RequestRefusal
@@ -237,7 +237,7 @@ def _encoded(served: ServedModel, text: str, special: bool, param: str) -> list[
     clean = text.encode("utf-8", "replace").decode()  # JSON can escape half of a surrogate pair
     size = served.limit * CHARACTERS_A_TOKEN
     try:
-        with panics_refused(served.name, f"the {param}"):
+        with tokenizer_panics_refused(served.name, f"the {param}"):
             ids = served.tokenizer(clean[:size], add_special_tokens=bool(special))["input_ids"]
             if len(clean) > size and len(ids) > served.limit + CUT_MARGIN:
                 raise _too_long(

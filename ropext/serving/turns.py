@@ -27,7 +27,7 @@ from ropext.base.jsontext import Json
 from ropext.base.narration import Say
 from ropext.evaluation.forward import TokenScorer
 from ropext.models.load import silenced
-from ropext.models.tokenizer import ask
+from ropext.models.tokenizer import ask_sandbox
 from ropext.serving.logprobs import TokenLogprob, logprob_scorer, openai_logprobs, token_logprobs
 from ropext.serving.questions import CompletionRequest, RequestBody, completion_requests
 from ropext.serving.refusals import RequestRefusal
@@ -73,7 +73,7 @@ class ChildParser:
             question["prompt"] = self.served.tokenizer.decode(list(self.ids))
             self.template = None
         try:
-            return ask("parse", question)
+            return ask_sandbox("parse", question)
         except TimeoutError as error:
             raise self._template_refusal(error) from None
 
@@ -89,7 +89,7 @@ def _check_response_template(served: ServedModel) -> None:
     if template is None:
         return
     try:
-        ask("parse", {"template": template, "prompt": "", "text": "", "ends": False})
+        ask_sandbox("parse", {"template": template, "prompt": "", "text": "", "ends": False})
     except (ValueError, TimeoutError) as error:
         raise InputError(
             f"response_template in tokenizer_config.json of {served.name} is wrong: {error}; "

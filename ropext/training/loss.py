@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ropext.models.head import PROBE, probe_token_ids, replaced_forward, why_not_plain
-from ropext.models.processes import by_first
+from ropext.models.head import PROBE, probe_token_ids, replaced_forward, why_head_is_not_plain
+from ropext.models.processes import ask_first_process
 from ropext.training.rows import IGNORED
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def why_not_sliced(model: "PreTrainedModel") -> str | None:
     """Return None if the training loss may be computed from head and decoder separately, else
     the reason."""
     with _in_evaluation_mode(model):
-        return why_not_plain(model, probe_token_ids(model))
+        return why_head_is_not_plain(model, probe_token_ids(model))
 
 
 @torch.no_grad()
@@ -215,7 +215,7 @@ def trained_head(model: "PreTrainedModel") -> nn.Linear:
 
 def use_sliced_loss(model: "PreTrainedModel") -> str | None:
     """Give a causal model the sliced training loss; return the reason if it keeps its own."""
-    reason = by_first(lambda: why_not_sliced(model))
+    reason = ask_first_process(lambda: why_not_sliced(model))
     if reason is None:
         model.forward = SlicedForward(model)
     return reason

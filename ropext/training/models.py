@@ -15,10 +15,10 @@ from ropext.models import processes
 from ropext.models.load import (
     Loading,
     device_of,
-    is_masked,
     load_model,
     loading_errors,
     local_rank,
+    predicts_masked_tokens,
     skeleton,
     with_attention,
 )
@@ -59,7 +59,7 @@ def load_to_train(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedMo
         dtype=training_dtype(options),
         place={"": where} if packed else None,
         attention=options.attn_implementation,
-        masked=is_masked(snapshot),
+        masked=predicts_masked_tokens(snapshot),
         quantiser=qlora_quantiser(where) if qlora else None,
     )
     if processes.is_fsdp() and not processes.is_main():
@@ -71,7 +71,9 @@ def load_to_train(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedMo
         model = load_model(snapshot, how)
     if processes.is_fsdp():
         # Parameters that a family keeps in float32 while it loads become float32 in all processes.
-        dtypes = processes.by_first(lambda: {name: p.dtype for name, p in model.named_parameters()})
+        dtypes = processes.ask_first_process(
+            lambda: {name: p.dtype for name, p in model.named_parameters()}
+        )
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(dtypes[name])
     elif not packed:  # packed weights cannot be moved once they are loaded

@@ -175,7 +175,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         rows = defaults.micro_rows(options, settings.longest, share)
         config = model.config.get_text_config()
         # The tokens of each row that one process reads.
-        tokens = rows * settings.longest // processes.of_each_row()
+        tokens = rows * settings.longest // processes.processes_of_each_row()
         activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
         numbers = sum(parameter.numel() for parameter in model.parameters())
         moved = self.trained_part(model)
@@ -395,7 +395,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         if self.options.strategy != "pose":
             return
         jump = self.target - PROBE
-        if not processes.by_first(lambda: loss.chunks_are_joined(model, jump)):
+        if not processes.ask_first_process(lambda: loss.chunks_are_joined(model, jump)):
             raise InputError(
                 "--strategy pose: in this model's attention the second chunk of a row sees "
                 "nothing of the first, so it would learn nothing; use --strategy full"

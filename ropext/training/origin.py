@@ -18,7 +18,7 @@ from ropext.files.checkpoint.provenance import (
 )
 from ropext.files.schemes import read_positions
 from ropext.files.schemes.plan import growth_of
-from ropext.models.load import is_masked
+from ropext.models.load import predicts_masked_tokens
 from ropext.options.fields import flag
 from ropext.options.training import Finetune
 from ropext.results import BASE
@@ -129,7 +129,7 @@ def open_origin(model: str) -> Origin:
         raise InputError(_never_extended_text(snapshot))
     read = rotary or scheme
     assert read is not None
-    masked = is_masked(snapshot)  # without a head it is refused
+    masked = predicts_masked_tokens(snapshot)  # without a head it is refused
     if rotary is not None and rotary.masked_lm:
         raise UnsupportedModel(
             f"{model} is a masked language model with rotary embeddings ({read.model_type}); of "

@@ -10,7 +10,7 @@ from ropext.base import guard
 from ropext.base.narration import Call
 from ropext.base.workdir import beside, check_unlocked
 from ropext.evaluation.corpus import Source, require_data
-from ropext.models.dequantising import directory_of
+from ropext.models.dequantising import dequantised_directory
 from ropext.models.load import silenced
 from ropext.options.fields import Texts, reads
 from ropext.options.training import Finetune, Fit
@@ -42,7 +42,7 @@ class TrainingRequest:
         if isinstance(options, Fit):
             from ropext.training import fit  # late: a wrong path is refused before torch is loaded
 
-            with silenced(), directory_of(self.model, call.hooks.say) as place:
+            with silenced(), dequantised_directory(self.model, call.hooks.say) as place:
                 objective = fit.prepare_fit(
                     place, self.data, options, self.revision, named=self.model
                 )

@@ -23,8 +23,8 @@ from ropext.base.narration import Pace, Say, interruptible
 from ropext.base.workdir import CHECKPOINT, USED, remove
 from ropext.evaluation.forward import NanInLogits
 from ropext.files.checkpoint.adapter import WEIGHTS
-from ropext.models.adapter import put_weights
-from ropext.models.load import tell_used
+from ropext.models.adapter import copy_adapter_weights
+from ropext.models.load import report_memory_used
 from ropext.models.processes import WAITING, from_first, keep_float32, readers
 from ropext.training import defaults, models
 from ropext.training.data import Training
@@ -92,7 +92,7 @@ class _Trainer(transformers.Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if Path(resume_from_checkpoint, WEIGHTS).is_file() and not self.is_fsdp_enabled:
             assert self.model is not None
-            put_weights(self.model, Path(resume_from_checkpoint))
+            copy_adapter_weights(self.model, Path(resume_from_checkpoint))
 
     def lower_rate(self) -> None:
         """Lower the learning rate from the step after the next one on; checkpoints keep it."""
@@ -241,7 +241,7 @@ class _TrainerWatch(transformers.TrainerCallback):
         if state.global_step - 1 == self.first and state.is_world_process_zero:
             took = time.monotonic() - self.since
             what = f"the first step ({job.folder.name})"
-            tell_used(job.folder.parent / USED, trainer.say, args.device, what, took)
+            report_memory_used(job.folder.parent / USED, trainer.say, args.device, what, took)
         if state.global_step in job.stopping.lowered_after:
             trainer.lower_rate()
         over = job.last_step <= state.global_step < state.max_steps

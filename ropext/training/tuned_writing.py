@@ -26,7 +26,7 @@ from ropext.files.checkpoint.staging import Output, check_space, staged
 from ropext.files.checkpoint.weights import identify_weights
 from ropext.files.checkpoint.writing import WriteOptions, copy_file, place
 from ropext.models.adapter import add_adapter
-from ropext.models.load import Loading, auto_class, is_masked, load_model
+from ropext.models.load import Loading, auto_class, load_model, predicts_masked_tokens
 from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL
 from ropext.results.overlap import HASHES
@@ -128,7 +128,9 @@ def _write_merged(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
     """Write the base and its trained LoRA as one checkpoint, in the dtype that the base is
     stored in."""
     # No attention is computed, and the config of a stranger does not choose it.
-    model = load_model(snapshot, Loading(attention="eager", masked=is_masked(snapshot)))
+    model = load_model(
+        snapshot, Loading(attention="eager", masked=predicts_masked_tokens(snapshot))
+    )
     merged = add_adapter(model, str(adapter)).merge_and_unload()
     largest = max(snapshot.files[name] for name in snapshot.weight_files)
     # Shards as large as the base's: one file stays one file.

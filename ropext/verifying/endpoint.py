@@ -77,14 +77,14 @@ class AskedServer:
     def probe_file(self, subject: RotarySubject) -> "server.ServerAnswers":
         """Compare a running server's answers with a GGUF's weights as transformers reads them,
         dequantised."""
-        from ropext.models.dequantising import directory_of, with_rope
+        from ropext.models.dequantising import dequantised_directory, with_rope
 
         snapshot = subject.snapshot
         vocab_size = subject.model.vocab_size
         if vocab_size is None:
             raise InputError(f"--endpoint: {snapshot.name} states no vocabulary size")
         near = neighbours(snapshot.config, subject.model, subject.claim.base)
-        with directory_of(snapshot.name, self.say) as name:
+        with dequantised_directory(snapshot.name, self.say) as name:
             place = Path(name)
             whole = read_object(place / "config.json")
             full = list[Neighbour]()

@@ -20,7 +20,7 @@ from ropext.evaluation import request
 from ropext.files.checkpoint import staging
 from ropext.files.gguf import open_gguf, proving
 from ropext.models import dequantising
-from ropext.models.dequantising import directory_of
+from ropext.models.dequantising import dequantised_directory
 from ropext.options.evaluate import Evaluate
 from ropext.options.training import Fit
 from ropext.training import fit, origin, starts
@@ -40,7 +40,7 @@ def models(tmp_path_factory):
     room = tmp_path_factory.mktemp("models")
     file = making.of_checkpoint(DEMO, room / "demo.gguf")
     shutil.copytree(DEMO, room / "demo")
-    with directory_of(str(file)) as place:
+    with dequantised_directory(str(file)) as place:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(f"{place}/{name}", room / "demo" / name)
     return room / "demo", file
@@ -116,7 +116,7 @@ def test_a_directory_of_a_file_has_its_spectrum_and_its_record(models, tmp_path)
     _, file = models
     done = ropext.extend(str(file), tmp_path / "long.gguf", factor=4.0, method="llama3")
     said = []
-    with directory_of(str(tmp_path / "long.gguf"), said.append) as place:
+    with dequantised_directory(str(tmp_path / "long.gguf"), said.append) as place:
         config = json.loads(Path(place, "config.json").read_text(encoding="utf-8"))
         assert config["rope_scaling"]["rope_type"] == "llama3"
         assert config["max_position_embeddings"] == 1024
@@ -127,7 +127,7 @@ def test_a_directory_of_a_file_has_its_spectrum_and_its_record(models, tmp_path)
     assert re.match(
         r"transformers dequantises F32 \(GGUF\) to float32: \d\.\d\d MB of memory", said[0]
     )
-    with directory_of("any/directory") as place:
+    with dequantised_directory("any/directory") as place:
         assert place == "any/directory"
 
 
@@ -207,7 +207,7 @@ def test_tensors_that_cannot_be_dequantised_are_named(tmp_path):
     path = making.write(tmp_path / "m.gguf", "smollm3")
     with (
         pytest.raises(InputError, match="cannot be dequantised by transformers"),
-        directory_of(str(path)),
+        dequantised_directory(str(path)),
     ):
         pass
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ropext.models.head import logits_after, predicted_head_problem, why_not_plain
+from ropext.models.head import logits_after, predicted_head_problem, why_head_is_not_plain
 
 BENT = "it scales or caps its logits"
 IDS = torch.arange(3, 35)[None]
@@ -41,7 +41,7 @@ def small(kind=LlamaForCausalLM, dtype=torch.float32, largest=1.0, **changes):
 
 @torch.no_grad()
 def reason(model):
-    return why_not_plain(model, IDS)
+    return why_head_is_not_plain(model, IDS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

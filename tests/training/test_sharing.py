@@ -30,9 +30,9 @@ def launched(monkeypatch):
 
 def test_several_processes_read_rows_of_their_own(launched):
     launched(16)
-    assert (processes.of_each_row(), processes.readers()) == (1, 16)
+    assert (processes.processes_of_each_row(), processes.readers()) == (1, 16)
     launched(16, fsdp=True, cp=4)
-    assert (processes.of_each_row(), processes.readers()) == (4, 4)
+    assert (processes.processes_of_each_row(), processes.readers()) == (4, 4)
 
 
 def test_the_head_of_a_tied_model_is_no_weight_of_its_own(extended):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ropext.base.errors import InputError
 from ropext.base.jsontext import Json
 from ropext.evaluation.corpus.sources import Messages, RawDocument
-from ropext.models.tokenizer import ask, panics_refused
+from ropext.models.tokenizer import ask_sandbox, tokenizer_panics_refused
 from ropext.results.overlap import Hashes, unique_hashes
 
 PASSAGE = 64
@@ -177,7 +177,7 @@ class DocumentEncoder:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a piece of text without special tokens, as `ropext.options.tasks` needs
         them."""
-        with panics_refused(self.tokenizer.name_or_path, "a text"):
+        with tokenizer_panics_refused(self.tokenizer.name_or_path, "a text"):
             ids = list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         # The reader puts the BOS. It is removed from the ids of a template, never from its text:
         # some tokenizers split the first word differently if no BOS precedes it.
@@ -261,7 +261,7 @@ class DocumentEncoder:
         question = {"messages": messages, "words": words, "opening": opening}
         try:
             question["template"] = self.tokenizer.get_chat_template()
-            return str(ask("render", question))
+            return str(ask_sandbox("render", question))
         except (ValueError, TimeoutError) as error:
             raise InputError(f"the tokenizer's chat template fails: {error}") from None
 
@@ -295,7 +295,7 @@ class DocumentEncoder:
         """Return at most `limit` tokens from the start of a text, BOS included."""
         size = limit * CHARACTERS_PER_TOKEN
         while True:
-            with panics_refused(self.tokenizer.name_or_path, name):
+            with tokenizer_panics_refused(self.tokenizer.name_or_path, name):
                 ids, sizes = self._encode(text[:size])
             if size >= len(text) or len(ids) >= limit + CUT_MARGIN:
                 break

@@ -19,7 +19,12 @@ from ropext.base.inputs import not_a_model
 from ropext.base.jsontext import Json, JsonObject, untagged
 from ropext.files.inspecting import plan_config
 from ropext.files.inspecting.held import ORIGINAL
-from ropext.models.patching.schemes import SLOPES, set_rows, set_slopes, tables_of
+from ropext.models.patching.schemes import (
+    SLOPES,
+    position_tables_of,
+    set_alibi_slopes,
+    set_table_rows,
+)
 from ropext.options.door import public
 from ropext.options.evaluate import SelfExtend
 from ropext.options.extend import Extend, parse_extend
@@ -41,7 +46,7 @@ PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes b
 
 
 def base_model(model: object, call: str = "patch") -> "PreTrainedModel":
-    """Return the transformers model, taken out of a PEFT wrapper if it has one.
+    """Return the transformers model in memory, taken out of a PEFT wrapper if it has one.
 
     Raise an error that names `call` if it is no transformers model.
     """
@@ -54,8 +59,11 @@ def base_model(model: object, call: str = "patch") -> "PreTrainedModel":
     return model
 
 
-def _skeleton(model: "PreTrainedModel", config: "PreTrainedConfig") -> "PreTrainedModel":
-    """Return a model of the same class with real buffers and no parameters."""
+def _model_without_weights(
+    model: "PreTrainedModel", config: "PreTrainedConfig"
+) -> "PreTrainedModel":
+    """Return a model of the same class as the one in memory, with real buffers and no
+    parameters."""
     from accelerate import init_empty_weights
 
     config = copy.deepcopy(config)
@@ -68,7 +76,8 @@ def _skeleton(model: "PreTrainedModel", config: "PreTrainedConfig") -> "PreTrain
 def _update_config(
     live: "PreTrainedConfig", old: "PreTrainedConfig", new: "PreTrainedConfig"
 ) -> None:
-    """Write the differences between two configs, and between their parts, into a live config.
+    """Write the differences between two configs, and between their parts, into the config of a
+    model in memory.
 
     It bypasses __setattr__, which would standardise the rope dict a second time.
     """
@@ -88,8 +97,8 @@ def _update_config(
             vars(live)[key] = copy.deepcopy(after)
 
 
-def _renew_rotary(live: "nn.Module", new: "nn.Module") -> None:
-    """Replace the whole state of a rotary embedding by that from a fresh one.
+def _renew_rotary_module(live: "nn.Module", new: "nn.Module") -> None:
+    """Replace the whole state of a rotary module of a model in memory by that from a fresh one.
 
     It keeps state of its own (longrope's cached long set, dynamic's length), and may have been cast
     with the model.
@@ -114,8 +123,8 @@ def _renew_rotary(live: "nn.Module", new: "nn.Module") -> None:
 
 
 def _renew_module(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None:
-    """Give a module the attributes that differ between two skeletons, and the buffers whose shapes
-    differ (a causal mask, position numbers)."""
+    """Give a module of a model in memory the attributes that differ between two skeletons, and the
+    buffers whose shapes differ (a causal mask, position numbers)."""
     from torch import nn
 
     every_module_has = vars(nn.Module()).keys()
@@ -134,7 +143,8 @@ def _renew_module(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None
 
 
 def _check_same_weights(old: "nn.Module", new: "nn.Module", tables: Container[str]) -> None:
-    """Raise InputError if the new config describes other weights; position tables may differ."""
+    """Raise InputError if the new config describes other weights than the model in memory has;
+    position tables may differ."""
     different = set[tuple[str, "torch.Size"]]()
     for model in (old, new):
         for name, weight in model.state_dict().items():
@@ -148,23 +158,24 @@ def _check_same_weights(old: "nn.Module", new: "nn.Module", tables: Container[st
         )
 
 
-def _apply(live: "PreTrainedModel", config: "PreTrainedConfig", beside: InMemory) -> None:
-    """Make a model compute as a config says, with the changes that a plan makes only in memory."""
+def _apply_config(live: "PreTrainedModel", config: "PreTrainedConfig", beside: InMemory) -> None:
+    """Make a model in memory compute as a config says, with the changes that a plan makes only in
+    memory."""
     from transformers import PreTrainedConfig
 
     from ropext.models.patching.self_extend import apply_fold, remove_fold
 
     vars(live).pop(PLANNED, None)  # patch sets it again
     remove_fold(live)
-    old = _skeleton(live, live.config)
-    new = _skeleton(live, config)
+    old = _model_without_weights(live, live.config)
+    new = _model_without_weights(live, config)
     growth = beside.growth
-    tables = tables_of(live, growth)
+    tables = position_tables_of(live, growth)
     _check_same_weights(old, new, tables)
     for table in tables.values():
-        set_rows(table, growth)
+        set_table_rows(table, growth)
     if growth is not None or SLOPES in vars(live):
-        set_slopes(live, growth)
+        set_alibi_slopes(live, growth)
     if not hasattr(live, ORIGINAL):
         setattr(live, ORIGINAL, copy.deepcopy(live.config))
     before = dict(old.named_modules())
@@ -178,7 +189,7 @@ def _apply(live: "PreTrainedModel", config: "PreTrainedConfig", beside: InMemory
             seen.add(id(held))
             _update_config(held, before[name].config, after[name].config)
         if any(key.endswith("inv_freq") for key in after[name]._non_persistent_buffers_set):
-            _renew_rotary(module, after[name])
+            _renew_rotary_module(module, after[name])
         else:
             _renew_module(module, before[name], after[name])
     if beside.fold is not None:
@@ -190,7 +201,7 @@ def apply_config(
     config: JsonObject,
     beside: InMemory = CONFIG_ALONE,
 ) -> Model:
-    """Make a loaded model compute as if it had been loaded with this config dict, and return it.
+    """Make a model in memory compute as if it had been loaded with this config dict, and return it.
 
     A second call with another config replaces the first. The only weight that may change is a
     learned position table, if the plan changes it in memory.
@@ -202,42 +213,42 @@ def apply_config(
             f"the config is of type {kind!r}, the model in memory of type "
             f"{live.config.model_type!r}"
         )
-    _apply(live, type(live.config).from_dict(untagged(config)), beside)
+    _apply_config(live, type(live.config).from_dict(untagged(config)), beside)
     return model
 
 
 def apply_plan(model: Model, plan: ExtensionPlan) -> Model:
-    """Make a loaded model compute as a plan says, and return it."""
+    """Make a model in memory compute as a plan says, and return it."""
     return apply_config(model, plan.config, plan.in_memory)
 
 
 def unpatch(model: Model) -> Model:
-    """Make a model compute as it did before the first patch, and return it."""
+    """Make a model in memory compute as it did before the first patch, and return it."""
     live = base_model(model, "unpatch")
     original = getattr(live, ORIGINAL, None)
     if original is not None:
         from ropext.models.patching.intact import SUMS
 
-        _apply(live, original, CONFIG_ALONE)
+        _apply_config(live, original, CONFIG_ALONE)
         vars(live).pop(SUMS, None)
     return model
 
 
 def check_rotation(live: "PreTrainedModel") -> None:
-    """Raise UsageError if a model's rotary frequencies were changed by hand."""
+    """Raise UsageError if the rotary frequencies of a model in memory were changed by hand."""
     from ropext.models.patching.intact import check_frequencies
 
     if any(name.endswith("inv_freq") for name, _ in live.named_buffers()):
-        check_frequencies(live, _skeleton(live, live.config))
+        check_frequencies(live, _model_without_weights(live, live.config))
 
 
-def name_of(live: "PreTrainedModel") -> str:
-    """Return the directory or hub id that a loaded model came from, as transformers keeps it; "" if
-    it keeps none."""
+def name_of_loaded(live: "PreTrainedModel") -> str:
+    """Return the directory or hub id that a model in memory came from, as transformers keeps it; ""
+    if it keeps none."""
     return str(getattr(live.config, "_name_or_path", ""))
 
 
-def plan_of(
+def plan_for_loaded(
     model: object,
     *,
     window: int | None = None,
@@ -245,30 +256,31 @@ def plan_of(
     literal: bool = False,
     **options: Any,
 ) -> ExtensionPlan:
-    """Return the plan for a loaded model, from the config that it had before any patch."""
+    """Return the plan for a model in memory, from the config that it had before any patch."""
     live = base_model(model)
-    name = name_of(live) or type(live).__name__
+    name = name_of_loaded(live) or type(live).__name__
     fold = SelfExtend(window=window, group=group, literal=literal).fold
     given = None if fold == FoldOptions() else fold
-    return plan_config(original_of(live), parse_extend(options), name, given)
+    return plan_config(config_before_patch(live), parse_extend(options), name, given)
 
 
-def plan_in(live: object) -> ExtensionPlan | None:
-    """Return the plan that a patched model computes by; None if it is not patched."""
+def plan_of_patched(live: object) -> ExtensionPlan | None:
+    """Return the plan that a patched model in memory computes by; None if it is not patched."""
     made: ExtensionPlan | None = getattr(live, PLANNED, None)
     return made
 
 
-def config_of(live: "PreTrainedModel") -> dict[str, Json]:
-    """Return the config by which a model computes, with all the spellings that a plan wrote."""
+def config_of_loaded(live: "PreTrainedModel") -> dict[str, Json]:
+    """Return the config by which a model in memory computes, with all the spellings that a plan
+    wrote."""
     config: dict[str, Json] = json.loads(live.config.to_json_string())
-    made = plan_in(live)
+    made = plan_of_patched(live)
     return config if made is None else config | dict(made.config)
 
 
-def original_of(live: "PreTrainedModel") -> dict[str, Json]:
-    """Return the config from before any patch, as save_pretrained would write it: without the
-    values that the library fills in."""
+def config_before_patch(live: "PreTrainedModel") -> dict[str, Json]:
+    """Return the config of a model in memory from before any patch, as save_pretrained would write
+    it: without the values that the library fills in."""
     config: dict[str, Json] = json.loads(getattr(live, ORIGINAL, live.config).to_json_string())
     return config
 
@@ -292,13 +304,13 @@ def patch(
     from ropext.models.patching.intact import keep_exact, keep_sums
 
     live = base_model(model)
-    made = plan_of(model, window=window, group=group, literal=literal, **options)
+    made = plan_for_loaded(model, window=window, group=group, literal=literal, **options)
     made.raise_if_refused()
     check_rotation(live)
-    is_first = plan_in(live) is None
+    is_first = plan_of_patched(live) is None
     apply_plan(model, made)
     keep_exact(live)
     setattr(live, PLANNED, made)
     if is_first:
-        keep_sums(live, tables_of(live, None))  # the old rows of tables are kept unchanged
+        keep_sums(live, position_tables_of(live, None))  # the old rows of tables are kept unchanged
     return model

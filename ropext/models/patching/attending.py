@@ -33,7 +33,7 @@ class Heads:
 
     @property
     def fit_blocks(self) -> bool:
-        """Return whether torch's kernels that give a log-sum-exp can be used.
+        """Return whether torch's attention kernels that give a log-sum-exp can be used.
 
         They have no gradient and one width of heads, and the kernels for a GPU take neither a mask
         nor every width.
@@ -48,7 +48,7 @@ class Heads:
         return self.q.shape[2] >= self.window and self.start >= self.window
 
     def weighed(self, scores: Tensor, rows: slice) -> Tensor:
-        """Return the values of the first keys, weighed by these queries' scores."""
+        """Return the values of the first keys, weighed by the softmax of these queries' scores."""
         count = scores.shape[-1]
         if self.shown is None:
             queries = torch.arange(self.start + rows.start, self.start + rows.stop)
@@ -61,8 +61,8 @@ class Heads:
 
 
 def by_position(heads: Heads, positions: Tensor, key_positions: Tensor) -> Tensor:
-    """Attend with all scores of a few queries at a time, for rows with gaps or several
-    documents."""
+    """Attend to grouped keys with all scores of a few queries at a time, for rows with gaps or
+    several documents."""
     parts = []
     for at in range(0, heads.q.shape[2], CHUNK):
         rows = slice(at, min(at + CHUNK, heads.q.shape[2]))
@@ -75,7 +75,7 @@ def by_position(heads: Heads, positions: Tensor, key_positions: Tensor) -> Tenso
 
 
 def in_scores(heads: Heads) -> Tensor:
-    """Attend with scores held for a few queries at a time."""
+    """Attend to grouped keys with scores held for a few queries at a time."""
     parts = []
     window = heads.window
     for at in range(0, heads.q.shape[2], CHUNK):
@@ -97,7 +97,7 @@ def in_scores(heads: Heads) -> Tensor:
 
 
 def in_blocks(heads: Heads) -> Tensor:
-    """Attend in blocks of the window.
+    """Attend to grouped keys in blocks of Self-Extend's window.
 
     A kernel gives each part of the keys with the log-sum-exp of its scores, and these sums join the
     parts. Memory grows with the length, not with its square.
@@ -121,7 +121,7 @@ class KeySpan:
 
 
 def _spans(heads: Heads, at: int, count: int) -> list[KeySpan]:
-    """Divide the keys that `count` queries see into parts.
+    """Divide the keys that `count` queries of a patched layer see into parts.
 
     They see their own block. In the block before it, query r sees key c near if c > r, and
     otherwise far. Every key before that block is far.
@@ -139,8 +139,8 @@ def _spans(heads: Heads, at: int, count: int) -> list[KeySpan]:
 
 
 def attend_span(heads: Heads, at: int, count: int, span: KeySpan) -> tuple[Tensor, Tensor]:
-    """Return the attention of each query of a block over these keys, and the log-sum-exp of its
-    scores."""
+    """Return the attention of each query of a block over a part of the keys, and the log-sum-exp of
+    its scores."""
     rows = slice(at, at + count)
     queries = (heads.far_q if span.far else heads.q)[:, :, rows]
     keys = (heads.far_k if span.far else heads.k)[:, :, span.keys]
@@ -172,8 +172,8 @@ def attend_span(heads: Heads, at: int, count: int, span: KeySpan) -> tuple[Tenso
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Attend by torch's kernel for this device and dtype. Return the output and the log-sum-exp of
-    the scores."""
+    """Attend by torch's kernel for this device and dtype. Return the attention's output and the
+    log-sum-exp of the scores."""
     aten = torch.ops.aten
     if q.device.type == "cpu":
         out, total = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -195,7 +195,8 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tupl
 def _kernel_with_mask(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attend on a CPU to the keys that each query may see; some queries see none of these keys."""
+    """Attend by torch's kernel on a CPU to the keys that each query may see; some queries see none
+    of these keys."""
     bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, total = attend(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
@@ -203,7 +204,8 @@ def _kernel_with_mask(
 
 
 def join_spans(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Weigh the outputs over the parts of the keys by each part's share of all scores."""
+    """Weigh the attention's outputs over the parts of the keys by each part's share of all
+    scores."""
     total = torch.logsumexp(torch.stack([sums for _, sums in pieces]), 0)
     shares = ((sums - total).exp().nan_to_num()[..., None] for _, sums in pieces)
     weighed = [out.float() * share for (out, _), share in zip(pieces, shares, strict=True)]

@@ -24,9 +24,9 @@ EXACT = "_ropext_exact"  # attribute of a rotary module: its frequencies before 
 TOLERANCE = 4e-6
 
 
-def sums_of(live: "PreTrainedModel") -> Sums:
-    """Return the sum of the bytes of each parameter, read as integers of its width, computed on its
-    device.
+def sums_of_weights(live: "PreTrainedModel") -> Sums:
+    """Return the sum of the bytes of each parameter of a model in memory, read as integers of its
+    width, computed on its device.
 
     Parameters that adapters add and weights that are offloaded to disk are left out.
     """
@@ -39,7 +39,8 @@ def sums_of(live: "PreTrainedModel") -> Sums:
 
 
 def _without_adapters(live: "PreTrainedModel") -> Iterator[tuple[str, "nn.Parameter"]]:
-    """Yield the model's own parameters, by the names that they have without adapters."""
+    """Yield the own parameters of a model in memory, by the names that they have without
+    adapters."""
     wrappers = list[str]()
     for name, module in live.named_modules():
         if any(hasattr(module, inner) for inner in WRAPPED):
@@ -53,18 +54,19 @@ def _without_adapters(live: "PreTrainedModel") -> Iterator[tuple[str, "nn.Parame
 
 
 def keep_sums(live: "PreTrainedModel", tables: Container[str]) -> None:
-    """Keep the sums of a model's parameters, except of its tables, for `changed_weight`."""
+    """Keep the sums of the weights of a patched model, except of its tables, for
+    `changed_weight`."""
     sums = Sums()
-    for name, found in sums_of(live).items():
+    for name, found in sums_of_weights(live).items():
         if name.removesuffix(".weight") not in tables:
             sums[name] = found
     setattr(live, SUMS, sums)
 
 
 def changed_weight(live: "PreTrainedModel") -> str:
-    """Return a sentence about a parameter that changed since the model was patched first; "" if
-    none did."""
-    now = sums_of(live)
+    """Return a sentence about a weight of a model in memory that changed since its first patch; ""
+    if none did."""
+    now = sums_of_weights(live)
     for name, (dtype, total) in getattr(live, SUMS, Sums()).items():
         if name not in now:
             return f"{name} is gone"
@@ -76,8 +78,8 @@ def changed_weight(live: "PreTrainedModel") -> str:
 
 
 def check_frequencies(live: "PreTrainedModel", built: "PreTrainedModel") -> None:
-    """Raise UsageError if rotary frequencies differ from a model built from the same config by more
-    than a cast to their dtype.
+    """Raise UsageError if the rotary frequencies of a model in memory differ from a model built
+    from the same config by more than a cast to their dtype.
 
     No result would record such frequencies.
     """
@@ -87,7 +89,7 @@ def check_frequencies(live: "PreTrainedModel", built: "PreTrainedModel") -> None
             held = module._buffers.get(name)
             if held is None or held.is_meta or _follows_length(module, name):
                 continue
-            if not _is_cast_of(held, wanted):
+            if not _are_cast_frequencies(held, wanted):
                 raise UsageError(
                     f"{place}.{name} of this model was changed by hand and differs from the "
                     "config; load the model again and let ropext.patch scale it (method= takes a "
@@ -96,14 +98,14 @@ def check_frequencies(live: "PreTrainedModel", built: "PreTrainedModel") -> None
 
 
 def _frequencies(module: "nn.Module | None") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the buffers of a rotary module that hold frequencies."""
+    """Yield the buffers of a rotary module in memory that hold frequencies."""
     for name, buffer in ({} if module is None else module._buffers).items():
         if name.endswith("inv_freq") and buffer is not None:
             yield name, buffer
 
 
 def _follows_length(module: "nn.Module", name: str) -> bool:
-    """Return whether transformers computes a buffer again for each length.
+    """Return whether transformers computes a buffer of a rotary module again for each length.
 
     The constant source of such a buffer is `original_inv_freq`.
     """
@@ -115,7 +117,8 @@ def _follows_length(module: "nn.Module", name: str) -> bool:
     return kind in LENGTH_DEPENDENT
 
 
-def _is_cast_of(held: torch.Tensor, wanted: torch.Tensor) -> bool:
+def _are_cast_frequencies(held: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Return whether the frequencies of a rotary module are the wanted ones, cast to its dtype."""
     if held.shape != wanted.shape:
         return False
     cast = wanted.to(held.dtype).double()
@@ -126,7 +129,7 @@ def _is_cast_of(held: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def keep_exact(live: "PreTrainedModel") -> None:
-    """Keep the frequencies of a patched model exact through a cast of the whole model.
+    """Keep the frequencies of a patched model in memory exact through a cast of the whole model.
 
     A model that is loaded in that dtype would also have them in float32.
     """
@@ -134,19 +137,19 @@ def keep_exact(live: "PreTrainedModel") -> None:
         exact = {name: buffer.detach().clone() for name, buffer in _frequencies(module)}
         if exact:
             vars(module)[EXACT] = exact
-            module.register_forward_pre_hook(_restore)
+            module.register_forward_pre_hook(_restore_frequencies)
 
 
 def forget_exact(module: "nn.Module") -> None:
-    """Drop the frequencies that `keep_exact` keeps."""
+    """Drop the frequencies of a rotary module that `keep_exact` keeps."""
     vars(module).pop(EXACT, None)
     for number, hook in list(module._forward_pre_hooks.items()):
-        if hook is _restore:
+        if hook is _restore_frequencies:
             del module._forward_pre_hooks[number]
 
 
-def _restore(module: "nn.Module", _: object) -> None:
-    """Give a rotary module that was cast its exact frequencies back."""
+def _restore_frequencies(module: "nn.Module", _: object) -> None:
+    """Give a rotary module of a cast model in memory its exact frequencies back."""
     for name, exact in vars(module).get(EXACT, {}).items():
         held = module._buffers[name]
         if held is not None and held.dtype != exact.dtype:

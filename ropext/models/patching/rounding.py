@@ -48,7 +48,8 @@ OTHER_NUMBERS = (
 
 
 def rounded_cache(states: Tensor, kind: str, turn: int) -> Tensor:
-    """Round keys or values (..., channels of one head) as a cache of this type returns them.
+    """Round keys or values (..., channels of one head) of a model in memory as a cache of this type
+    returns them.
 
     `turn` is the size of the Hadamard matrix that multiplies them first, 0 for none.
     """
@@ -57,15 +58,15 @@ def rounded_cache(states: Tensor, kind: str, turn: int) -> Tensor:
     if kind == "fp8":
         limited = states.float().clamp(-LARGEST_FP8, LARGEST_FP8)
         return limited.to(torch.float8_e4m3fn).to(states.dtype)
-    turned = _turned(states.float(), turn)
+    turned = _multiplied_by_hadamard(states.float(), turn)
     blocks = turned.unflatten(-1, (-1, BLOCK))
     stored = _q8_0(blocks) if kind == "q8_0" else _q4_0(blocks)
     # The matrix is its own inverse.
-    return _turned(stored.flatten(-2), turn).to(states.dtype)
+    return _multiplied_by_hadamard(stored.flatten(-2), turn).to(states.dtype)
 
 
 def rounded_keys(keys: Tensor, kind: str, *, pairs_adjacent: bool) -> Tensor:
-    """Round keys as a cache returns them.
+    """Round the keys of a model in memory as a KV cache of this type returns them.
 
     With `pairs_adjacent`, as in llama.cpp, the two channels of a rotary pair are neighbours; in
     transformers they are half a head apart.
@@ -80,31 +81,33 @@ def rounded_keys(keys: Tensor, kind: str, *, pairs_adjacent: bool) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    """Round to -127..127 steps of a scale set by the block's largest size, halves away from
-    zero."""
+    """Round keys or values to -127..127 steps of a scale set by the block's largest size, halves
+    away from zero."""
     scale = blocks.abs().amax(-1, keepdim=True) / 127
-    steps = blocks * _inverse(scale)
+    steps = blocks * _inverse_scale(scale)
     whole: Tensor = steps.sign() * (steps.abs() + 0.5).floor()
     return whole * scale.half().float()
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    """Round to -8..7 steps of a scale by which the entry of the largest size, with its sign, is
-    -8."""
+    """Round keys or values to -8..7 steps of a scale by which the entry of the largest size, with
+    its sign, is -8."""
     place = blocks.abs().argmax(-1, keepdim=True)
     scale = blocks.gather(-1, place) / -8
-    steps = blocks * _inverse(scale)
+    steps = blocks * _inverse_scale(scale)
     whole = (steps + 8.5).floor().clamp(0, 15) - 8
     return whole * scale.half().float()
 
 
-def _inverse(scale: Tensor) -> Tensor:
-    """Return one divided by a scale. A block of zeros has the scale 0, and its inverse is 0."""
+def _inverse_scale(scale: Tensor) -> Tensor:
+    """Return one divided by the scale of a block of the cache. A block of zeros has the scale 0,
+    and its inverse is 0."""
     return torch.where(scale == 0, 0.0, 1 / scale)
 
 
-def _turned(states: Tensor, size: int) -> Tensor:
-    """Multiply each run of `size` channels by the Hadamard matrix of that size."""
+def _multiplied_by_hadamard(states: Tensor, size: int) -> Tensor:
+    """Multiply each run of `size` channels of keys or values by the Hadamard matrix of that
+    size."""
     if not size:
         return states
     runs = states.unflatten(-1, (-1, size))
@@ -114,7 +117,8 @@ def _turned(states: Tensor, size: int) -> Tensor:
 
 @cache
 def _hadamard(size: int, device: torch.device) -> Tensor:
-    """Build the orthonormal matrix after Sylvester: H(2n) = [[H, H], [H, -H]]."""
+    """Build the orthonormal matrix for keys or values after Sylvester: H(2n) = [[H, H], [H,
+    -H]]."""
     matrix = torch.ones(1, 1, device=device)
     while len(matrix) < size:
         above = torch.cat([matrix, matrix], 1)
@@ -126,12 +130,12 @@ def _hadamard(size: int, device: torch.device) -> Tensor:
 def hadamard_size_of_keys(kind: str, width: int) -> int:
     """Return the size of the matrix by which llama.cpp multiplies keys of this width; 0 for
     none."""
-    if not turn_of_values(kind, width):
+    if not hadamard_size_of_values(kind, width):
         return 0
     return width & -width  # the largest power of two that divides it
 
 
-def turn_of_values(kind: str, width: int) -> int:
+def hadamard_size_of_values(kind: str, width: int) -> int:
     """Return the size of the matrix by which llama.cpp multiplies values of this width; 0 for
     none."""
     if kind in (UNROUNDED, "fp8") or width % LEAST_TURN:
@@ -141,7 +145,7 @@ def turn_of_values(kind: str, width: int) -> int:
 
 @contextmanager
 def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None]:
-    """Make a loaded model attend to a cache stored in these types, inside the `with` block."""
+    """Make a model in memory attend to a cache stored in these types, inside the `with` block."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -153,7 +157,7 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
     pairs_adjacent = reorders_keys(live.config.get_text_config().model_type)
 
     def inner(module: nn.Module) -> Attention:
-        """Return the function that the model's layer would call."""
+        """Return the attention function that the model's layer would call."""
         if before == "eager":  # each family's own
             family = sys.modules[type(module).__module__]
             return cast(Attention, vars(family)["eager_attention_forward"])
@@ -162,14 +166,18 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
     def look(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: object
     ) -> Attended:
+        """Keep the keys and values of a layer, then attend as it would."""
         seen[module] = (k, v)
         return inner(module)(module, q, k, v, mask, **rest)
 
     def attend(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: object
     ) -> Attended:
+        """Attend to the rounded keys and values of a layer."""
         keys = rounded_keys(k, stored.keys, pairs_adjacent=pairs_adjacent)
-        values = rounded_cache(v, stored.values, turn_of_values(stored.values, v.shape[-1]))
+        values = rounded_cache(
+            v, stored.values, hadamard_size_of_values(stored.values, v.shape[-1])
+        )
         return inner(module)(module, q, keys, values, mask, **rest)
 
     AttentionInterface.register(NAME, look)
@@ -185,7 +193,7 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
 
 
 def kept_layers(config: dict[str, Json]) -> tuple[CacheLayer, ...]:
-    """Return the numbers that the layers of a model keep in a cache.
+    """Return the numbers that the layers of a model keep in a cache, which is rounded in memory.
 
     Raise UnsupportedModel if no config gives them, or if the layers attend to other numbers.
     """
@@ -201,10 +209,10 @@ def kept_layers(config: dict[str, Json]) -> tuple[CacheLayer, ...]:
 def _check_layers(
     config: "PreTrainedConfig", seen: list[tuple[Tensor, Tensor]], stored: StoredCache
 ) -> None:
-    """Raise UnsupportedModel if layers attend to other numbers than their cache keeps, or if heads
-    are not whole blocks."""
+    """Raise UnsupportedModel if the layers of a model in memory attend to other numbers than their
+    cache keeps, or if heads are not whole blocks."""
     kept = sorted(layer.values for layer in kept_layers(config.to_dict()))
-    attended = sorted(_values(keys) + _values(values) for keys, values in seen)
+    attended = sorted(_numbers_of_token(keys) + _numbers_of_token(values) for keys, values in seen)
     if kept != attended:
         raise UnsupportedModel(OTHER_NUMBERS)
     for keys, values in seen:
@@ -216,6 +224,6 @@ def _check_layers(
                 )
 
 
-def _values(states: Tensor) -> int:
-    """Count the numbers that one token adds."""
+def _numbers_of_token(states: Tensor) -> int:
+    """Return the numbers that one token adds to the keys or values of a layer."""
     return states.shape[1] * states.shape[-1]

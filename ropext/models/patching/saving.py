@@ -26,9 +26,9 @@ from ropext.files.checkpoint.writing import WriteOptions, write, write_texts
 from ropext.models.patching import (
     LOADED,
     base_model,
-    name_of,
-    original_of,
-    plan_in,
+    config_before_patch,
+    name_of_loaded,
+    plan_of_patched,
 )
 from ropext.options.door import public
 from ropext.options.extend import Writing
@@ -57,8 +57,8 @@ class MemorySource:
     left: ClassVar[Mapping[str, str]] = {}
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
-        """Raise an error if this is no transformers model, or if the output exists: save overwrites
-        nothing."""
+        """Raise an error if this is no transformers model in memory, or if the output exists: save
+        overwrites nothing."""
         from transformers import PreTrainedModel
 
         if not isinstance(self.model, PreTrainedModel):
@@ -68,11 +68,11 @@ class MemorySource:
             )
         if output.exists():
             raise OutputExists(f"{output} is there already; save writes to a new directory")
-        return Output(output, reads=[name_of(base_model(self.model))])
+        return Output(output, reads=[name_of_loaded(base_model(self.model))])
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
-        """Write the weights, the config and the tokenizer from memory; return the record with their
-        identities and edits."""
+        """Write the weights, the config and the tokenizer of the model in memory; return the record
+        with their identities and edits."""
         with library_errors(output):
             base_model(self.model).save_pretrained(stage.directory)
             weights = dict[str, WeightFile]()
@@ -96,8 +96,9 @@ class MemorySource:
     def finish(
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
     ) -> Record:
+        """Write the card and the record of the saved model; return the record with the proof."""
         full = replace(record, proof=proof)
-        origin = name_of(base_model(self.model))
+        origin = name_of_loaded(base_model(self.model))
         base = Path(origin) if origin else stage.directory  # which has no card yet
         note = write_card(stage.directory, self.card(proof), base)
         stage.notes += [note] if note else []
@@ -106,7 +107,8 @@ class MemorySource:
 
 
 def _clear_truncation(path: Path) -> None:
-    """Clear the truncation in a tokenizer.json that transformers has just written."""
+    """Clear the truncation in a tokenizer.json that transformers has just written with a saved
+    model."""
     span = find_truncation(path)
     assert span is not None, path  # the edit clears it
     capped = path.with_name(f"{path.name}.capped")
@@ -133,7 +135,7 @@ def save(
 
     Writing(no_verify=no_verify)  # raises an error if it is no flag
     live = base_model(model, "save")
-    made = plan_in(live)
+    made = plan_of_patched(live)
     if made is None:
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
     if made.uncarried:
@@ -142,15 +144,17 @@ def save(
     _check_finite(model)
 
     def prove(folder: Path) -> JsonObject:
+        """Compare the model that transformers builds from the saved directory with the patched
+        model's plan."""
         from ropext import proof  # late: reading a model proves nothing
 
         own_code = type(live).__module__.startswith("transformers_modules.")  # and it runs already
-        return proof.prove_plan(folder, made, original_of(live), trust_remote_code=own_code)
+        return proof.prove_plan(folder, made, config_before_patch(live), trust_remote_code=own_code)
 
     is_changed = bool(changed_weight(live))
-    base = _base_of(live)
+    base = _base_of_record(live)
     output = from_home(directory)
-    card = partial(_card_of, made, base, output.name, is_changed)
+    card = partial(_card_of_saved, made, base, output.name, is_changed)
     # A trainer may have changed the weights since the patch, in a way that nobody recorded.
     record = record_of(made, base)
     record = replace(record, more=dict(record.more) | {SAVED: True})
@@ -159,7 +163,8 @@ def save(
 
 
 def _check_quantised(live: "PreTrainedModel") -> None:
-    """Raise UnsupportedModel if transformers cannot write the weights as they were loaded."""
+    """Raise UnsupportedModel if transformers cannot write the weights of a model in memory as they
+    were loaded."""
     quantizer = getattr(live, "hf_quantizer", None)
     if quantizer is None or quantizer.is_serializable():
         return
@@ -170,14 +175,15 @@ def _check_quantised(live: "PreTrainedModel") -> None:
     )
 
 
-def _card_of(
+def _card_of_saved(
     plan: ExtensionPlan,
     base: JsonObject,
     title: str,
     is_changed: bool,
     proof: JsonObject | None,
 ) -> Card:
-    """Return the card, which states if the weights changed after the extension."""
+    """Return the card of a saved model, which states if the weights in memory changed after the
+    extension."""
     hub_id = base["hub_id"]
     name = hub_id or Path(str(base["name"])).resolve().name
     card = card_of(plan, BaseName(str(name), hub_id is not None), title, proof)
@@ -188,7 +194,8 @@ def _card_of(
 
 
 def _check_finite(model: "PreTrainedModel") -> None:
-    """Raise InputError if a weight is not finite, as after a training that diverged."""
+    """Raise InputError if a weight of a model in memory is not finite, as after a training that
+    diverged."""
     import torch  # late: it takes a second
 
     for name, tensor in model.state_dict().items():
@@ -203,8 +210,9 @@ def _check_finite(model: "PreTrainedModel") -> None:
             )
 
 
-def _base_of(live: "PreTrainedModel") -> dict[str, Json]:
-    name = name_of(live)
+def _base_of_record(live: "PreTrainedModel") -> dict[str, Json]:
+    """Return the base of a model in memory for the record of the saved directory."""
+    name = name_of_loaded(live)
     is_here = not name or Path(name).is_dir()
     return {
         "name": name or type(live).__name__,
@@ -212,5 +220,5 @@ def _base_of(live: "PreTrainedModel") -> dict[str, Json]:
         "revision": None,
         "commit": None if is_here else getattr(live.config, "_commit_hash", None),
         "quantisation": None,
-        "config": original_of(live),
+        "config": config_before_patch(live),
     }

@@ -16,9 +16,9 @@ STORED = {"torch.float64": "F64", "torch.float32": "F32"}
 STORED |= {"torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
-def tables_of(live: "PreTrainedModel", growth: Growth | None) -> dict[str, "nn.Module"]:
-    """Return the position tables that a patch gave other rows, or will give: modules by their
-    names."""
+def position_tables_of(live: "PreTrainedModel", growth: Growth | None) -> dict[str, "nn.Module"]:
+    """Return the position tables of a model in memory that a patch gave other rows, or will give:
+    modules by their names."""
     tables = dict[str, "nn.Module"]()
     for name, module in live.named_modules():
         is_grown = growth is not None and growth.positions.is_table(f"{name}.weight")
@@ -27,9 +27,9 @@ def tables_of(live: "PreTrainedModel", growth: Growth | None) -> dict[str, "nn.M
     return tables
 
 
-def set_rows(table: "nn.Module", growth: Growth | None) -> None:
-    """Give a table other rows, computed from its rows before any patch; without a growth, restore
-    these."""
+def set_table_rows(table: "nn.Module", growth: Growth | None) -> None:
+    """Give a position table in memory other rows, computed from its rows before any patch; without
+    a growth, restore these."""
     import torch
 
     from ropext.files.schemes.growing import grown  # late: no rotary model needs it
@@ -50,8 +50,9 @@ def set_rows(table: "nn.Module", growth: Growth | None) -> None:
     table.weight = torch.nn.Parameter(rows, requires_grad=old.requires_grad)
 
 
-def set_slopes(live: "PreTrainedModel", growth: Growth | None) -> None:
-    """Scale the slopes in the bias that each layer receives; without a growth, restore stock's."""
+def set_alibi_slopes(live: "PreTrainedModel", growth: Growth | None) -> None:
+    """Scale the ALiBi slopes in the bias that each layer in memory receives; without a growth,
+    restore stock's."""
     import torch
     from torch import nn
     from torch.utils.hooks import RemovableHandle
@@ -66,6 +67,7 @@ def set_slopes(live: "PreTrainedModel", growth: Growth | None) -> None:
     def scale(
         _: nn.Module, args: tuple[object, ...], kwargs: dict[str, torch.Tensor]
     ) -> tuple[tuple[object, ...], dict[str, torch.Tensor]]:
+        """Multiply the slopes in a layer's bias by the planned factors, the steepest first."""
         name = "position_bias" if "position_bias" in kwargs else "alibi"
         bias = kwargs[name]
         by_head = bias.reshape(-1, len(factors), bias.shape[-1])

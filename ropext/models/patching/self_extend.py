@@ -58,7 +58,7 @@ class Layout:
 
     @property
     def is_stock(self) -> bool:
-        """Return whether no query sees a grouped key."""
+        """Return whether no query of the pass sees a grouped key."""
         return self.first == self.positions.shape[1]
 
 
@@ -75,21 +75,21 @@ class Folding:
     ] = ()  # the positions and the mask that the layout was made from
 
     def begin(self, positions: Tensor) -> None:
-        """Begin a forward pass over tokens at these positions."""
+        """Begin a forward pass of a patched model over tokens at these positions."""
         self.positions = positions
         self.layout = None
 
-    def laid_out(
+    def layout_of_layer(
         self, positions: Tensor, mask: Tensor | None, queries: Tensor, keys: int
     ) -> Layout:
-        """Return the layout of one layer's tokens: the first layer makes it, and all layers share
-        it."""
+        """Return the positions of one patched layer's tokens: the first layer computes them, and
+        all layers share them."""
         sources = [positions] if mask is None else [positions, mask]
         held = [reference() for reference in self.layout_of]
         if self.layout is not None and list(map(id, held)) == list(map(id, sources)):
             return self.layout
         here = positions.to(queries.device).expand(len(queries), -1)
-        self.layout = _layout(here, mask, keys, self.fold.begins, self.cache())
+        self.layout = _layout_of_pass(here, mask, keys, self.fold.begins, self.cache())
         self.layout_of = [weakref.ref(source) for source in sources]
         return self.layout
 
@@ -103,7 +103,8 @@ class Rotation:
     first: bool  # the leading channels rotate, or the last ones
 
     def turn(self, states: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """Rotate states (batch, heads, tokens, channels) from one position to another.
+        """Rotate the states of an attention module (batch, heads, tokens, channels) from one
+        position to another.
 
         Both angles are rounded as stock rounds them, and their difference is exact.
         """
@@ -127,13 +128,13 @@ class Rotation:
         return torch.cat([left, turned, right], -1)
 
 
-def _layout(
+def _layout_of_pass(
     positions: Tensor, mask: Tensor | None, keys: int, begins: int, cache: "Cache | None"
 ) -> Layout:
-    """Return the positions of queries and keys, and keep those positions with the cache for later
-    passes."""
+    """Return the positions of a pass's queries and keys, and keep those positions with the model's
+    cache for later passes."""
     rows, count = positions.shape
-    shown = None if mask is None else _allowed(mask[:, 0])  # all heads have the same
+    shown = None if mask is None else _shown_keys(mask[:, 0])  # all heads have the same
     start = _first_key(shown, count, keys)
     key_positions = positions
     if start > 0:
@@ -161,8 +162,8 @@ def _layout(
 
 
 def _first_key(shown: Tensor | None, count: int, keys: int) -> int:
-    """Return the number of the first query's own key: a static cache holds more keys than
-    tokens."""
+    """Return the number of the first query's own key: a static cache of a model holds more keys
+    than tokens."""
     if shown is None:
         return keys - 1 if count == 1 else 0
     if count == keys:
@@ -174,7 +175,7 @@ def _first_key(shown: Tensor | None, count: int, keys: int) -> int:
 
 
 def _cached_positions(cache: "Cache | None", rows: int, count: int) -> Tensor:
-    """Return the positions that the first keys in a cache had when it was filled."""
+    """Return the positions that the first keys in a model's cache had when it was filled."""
     held: Tensor | None = None if cache is None else vars(cache).get(CACHED)
     if held is None or held.shape[1] < count or rows % len(held):
         raise UnsupportedModel(
@@ -184,14 +185,16 @@ def _cached_positions(cache: "Cache | None", rows: int, count: int) -> Tensor:
     return held[:, :count].repeat_interleave(rows // len(held), 0)
 
 
-def _allowed(mask: Tensor) -> Tensor:
+def _shown_keys(mask: Tensor) -> Tensor:
+    """Return which keys a query sees by an attention mask of either kind."""
     return mask if mask.dtype == torch.bool else mask == 0
 
 
-def _attention(
+def _folded_attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
 ) -> tuple[Tensor, None]:
-    """Compute a module's attention: as stock below the context, folded beyond it."""
+    """Compute the attention of a module in memory: as stock below the context, with grouped keys
+    beyond it."""
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
     reading: Folding | None
@@ -202,7 +205,7 @@ def _attention(
     positions = rest.get("position_ids")
     if positions is None:
         positions = reading.positions
-    layout = reading.laid_out(positions, mask, q, k.shape[2])
+    layout = reading.layout_of_layer(positions, mask, q, k.shape[2])
     if layout.is_stock:
         return sdpa_attention_forward(module, q, k, v, mask, **rest)
     first = layout.first
@@ -222,7 +225,7 @@ def _attention(
     far_k = rotation.turn(k, layout.key_positions, fold.key_positions(layout.key_positions))
     far_q = rotation.turn(q, positions, fold.query_positions(positions))
     k, far_k, v = (repeat_kv(heads, q.shape[1] // heads.shape[1]) for heads in (k, far_k, v))
-    seen = None if mask is None else _allowed(mask[:, :, first:, :end])
+    seen = None if mask is None else _shown_keys(mask[:, :, first:, :end])
     scale = rest.get("scaling") or q.shape[-1] ** -0.5
     heads = attending.Heads(q, far_q, k, far_k, v, seen, layout.start + first, fold.window, scale)
     if not layout.consecutive:
@@ -238,11 +241,11 @@ def _attention(
 
 
 # its branches depend on the values of mask and positions
-UNCOMPILED = torch.compiler.disable(_attention)
+UNCOMPILED = torch.compiler.disable(_folded_attention)
 
 
 def apply_fold(live: "PreTrainedModel", how: Fold) -> None:
-    """Make a loaded transformers model attend by Self-Extend."""
+    """Make a model in memory attend by Self-Extend."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -259,24 +262,29 @@ def apply_fold(live: "PreTrainedModel", how: Fold) -> None:
     hooks = list[RemovableHandle]()
     setattr(live, FOLDED, hooks)
     try:
-        rotations = {module: _rotation(seen, how.spectra) for module, seen in _moved(live).items()}
+        rotations = {
+            module: _rotation_of_module(seen, how.spectra)
+            for module, seen in _probed_queries_and_keys(live).items()
+        }
         if not any(rotations.values()):
             raise UnsupportedModel("self-extend: no layer of this model rotates and sees all text")
         reading = Folding(how)
         for module, rotation in rotations.items():
             vars(module)[FOLD] = (reading, rotation)
         folded = next(module for module, rotation in rotations.items() if rotation)
-        hooks.append(folded.register_forward_pre_hook(_note_cache(reading), with_kwargs=True))
+        hooks.append(folded.register_forward_pre_hook(_cache_hook(reading), with_kwargs=True))
         for module in live.get_decoder().modules():  # not the rotary modules of a vision tower
             if any(name.endswith("inv_freq") for name in module._buffers):
-                hooks.append(module.register_forward_pre_hook(_note(reading), with_kwargs=True))
+                hooks.append(
+                    module.register_forward_pre_hook(_position_hook(reading), with_kwargs=True)
+                )
     except BaseException:
         remove_fold(live)
         raise
 
 
 def remove_fold(live: "PreTrainedModel") -> None:
-    """Remove Self-Extend from a model."""
+    """Remove Self-Extend from a model in memory."""
     if FOLDED not in vars(live):
         return
     for hook in vars(live).pop(FOLDED):
@@ -286,8 +294,8 @@ def remove_fold(live: "PreTrainedModel") -> None:
     live.set_attn_implementation(STOCK)
 
 
-def _note(reading: Folding) -> Hook:
-    """Build a hook for a rotary embedding that keeps the positions it receives."""
+def _position_hook(reading: Folding) -> Hook:
+    """Build a hook for a rotary module in memory that keeps the positions it receives."""
 
     def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         for value in chain(args, kwargs.values()):
@@ -299,8 +307,8 @@ def _note(reading: Folding) -> Hook:
     return note
 
 
-def _note_cache(reading: Folding) -> Hook:
-    """Build a hook for an attention module that keeps the cache it receives."""
+def _cache_hook(reading: Folding) -> Hook:
+    """Build a hook for an attention module in memory that keeps the cache it receives."""
 
     def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         reading.cache = lambda: None
@@ -312,10 +320,10 @@ def _note_cache(reading: Folding) -> Hook:
     return note
 
 
-def _moved(live: "PreTrainedModel") -> dict[nn.Module, list[tuple[Tensor, ...]]]:
-    """Return the inputs of each attention module that sees the whole text.
+def _probed_queries_and_keys(live: "PreTrainedModel") -> dict[nn.Module, list[tuple[Tensor, ...]]]:
+    """Return the queries and keys of each attention module in memory that sees the whole text.
 
-    They are queries and keys of three tokens, at the first positions and `SHIFT` positions later.
+    They are of three tokens, at the first positions and `SHIFT` positions later.
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -327,6 +335,7 @@ def _moved(live: "PreTrainedModel") -> dict[nn.Module, list[tuple[Tensor, ...]]]
     def look(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
     ) -> tuple[Tensor, None]:
+        """Keep the queries and keys of a module that sees the whole text, then attend as stock."""
         for name, what in ARGUMENTS.items():
             if rest.get(name) is not None:
                 raise UnsupportedModel(f"self-extend: {type(module).__name__} has {what}")
@@ -342,14 +351,17 @@ def _moved(live: "PreTrainedModel") -> dict[nn.Module, list[tuple[Tensor, ...]]]
     return seen
 
 
-def _rotation(
+def _rotation_of_module(
     seen: Sequence[tuple[Tensor, ...]], spectra: Sequence[Sequence[float]]
 ) -> Rotation | None:
-    """Find the rotation that moved the same tokens by `SHIFT`; None if they did not rotate."""
+    """Return the rotation of an attention module in memory that moved the same tokens by `SHIFT`;
+    None if they did not rotate."""
     here, there = ([state.float() for state in states] for states in seen)
     at = torch.arange(here[0].shape[2], device=here[0].device)[None].expand(len(here[0]), -1)
 
     def turned(rotation: Rotation | None) -> bool:
+        """Return whether a rotation, or none, turns the first queries and keys into the moved
+        ones."""
         return all(
             (old - new if rotation is None else rotation.turn(old, at, at + SHIFT) - new)
             .abs()
