@@ -291,12 +291,12 @@ class Metrics:
         beside_base = BASE in self.labels and variant != BASE
         with_base = beside_base and not between
         for metric in metrics_of(self.scoring, with_base=with_base, between=between):
-            if not metric.needs or getattr(self.options, metric.needs, False):
+            if not metric.option or getattr(self.options, metric.option, False):
                 at.append(metric.name)
         if self.options.protocol == "hf-stride" and variant != BASE and not between:
             at.append(STRIDED)
         for number in WHOLE_METRICS:
-            if with_base or (between and number.differ is not None):
+            if with_base or (between and number.compares):
                 whole.append(number.name)
 
     def _task_metrics(self, run: str | None, at: list[str], whole: list[str]) -> None:

@@ -25,7 +25,6 @@ from ropext.results import BASE, EXTENDED, SCHEMA
 from ropext.results.metrics import (
     DOCUMENTS,
     ReadText,
-    TextPair,
     gate_rules_of,
     text_differences,
     text_values,
@@ -273,8 +272,7 @@ def _differences(left: Measurement, right: Measurement) -> dict[str, Value]:
     if left.readings and right.readings:
         (label,) = right.models
         both = join_measurements([left, right.only(label, f"{label} (reference)")])
-        first, second = both.readings.values()
-        values = text_differences(TextPair(both.frame, first, second))
+        values = text_differences(both.frame, *both.readings.values())
     (first_model,) = left.models.values()
     (second_model,) = right.models.values()
     bootstrap = left.frame.bootstrap

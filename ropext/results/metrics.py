@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ropext.results import STRIDED
-from ropext.results.scoring import Scoring
+from ropext.results.scoring import Scoring, Span
 
 if TYPE_CHECKING:
     from ropext.results.perplexity import Documents, EvaluationSettings, Reading
@@ -28,15 +28,6 @@ class ReadText:
     divergence: "Reading | None" = None  # per token, nats from the base's next token
     agreement: "Reading | None" = None  # 1 if the first choice equals the base's
     unrounded: "Reading | None" = None  # the same model, its KV cache as it is computed
-
-
-@dataclass(frozen=True)
-class TextPair:
-    """Two readings of the same documents; their difference is the first minus the second."""
-
-    frame: "EvaluationSettings"
-    first: "Reading"
-    second: "Reading"
 
 
 TRAIN = "train it, or longer (`ropext finetune`), or try another method (`ropext eval --method`)"
@@ -65,113 +56,52 @@ class GateRules:
     unit: str = DOCUMENTS
 
 
+def _tail(frame: "EvaluationSettings", length: int) -> Span:
+    """Return the span of the metrics over the last N tokens before a length."""
+    return frame.tail_span(length)
+
+
+def _before(frame: "EvaluationSettings", length: int) -> Span:
+    """Return the span of the metrics over all tokens before a length."""
+    return 1, length
+
+
+def _inside(frame: "EvaluationSettings", length: int) -> Span:
+    """Return the span of the short tax, which is inside the trained context at every length."""
+    return frame.inside
+
+
 @dataclass(frozen=True)
 class Metric:
-    """A number at each length, `NAME@LENGTH`.
+    """A number of results.json: one at each length, `NAME@LENGTH`, or one of all lengths, `NAME`.
 
-    `take` returns a model's number, or None if it cannot be computed. `differ` returns the paired
-    difference of two models in nats per token, or None if the metric compares no models.
+    `number` names the method of EvaluationSettings that computes it over a span. `of` names what it
+    takes from a ReadText; without one of these the number does not exist.
     """
 
     name: str
-    take: "Callable[[ReadText, int], Value | None]"
-    differ: "Callable[[TextPair, int], Value] | None" = None
-    needs_base: bool = False
-    needs: str = ""  # the option of an evaluation without which it is not there
+    number: str
+    of: tuple[str, ...] = ("reading",)
+    span: "Callable[[EvaluationSettings, int], Span] | None" = _tail  # None: the method needs none
+    compares: bool = False  # two models have a difference over this span, in nats per token
+    option: str = ""  # the option of an evaluation without which it is not there
     causal: bool = False  # not a number of masked language models, whose tail alone is scored
     judged: GateRules = GateRules()
 
+    @property
+    def needs_base(self) -> bool:
+        """Return whether the metric compares a model with the base."""
+        return not {"base", "divergence", "agreement"}.isdisjoint(self.of)
 
-@dataclass(frozen=True)
-class WholeMetric:
-    """A number for all lengths together; it needs the base's reading."""
-
-    name: str
-    take: "Callable[[ReadText], Value | None]"
-    differ: "Callable[[TextPair], Value] | None" = None
-    judged: GateRules = GateRules()
-
-
-def _tail(text: ReadText, length: int) -> "Value":
-    return text.frame.perplexity(text.reading, text.frame.tail_span(length))
-
-
-def _tail_nll(text: ReadText, length: int) -> "Value":
-    return text.frame.nll(text.reading, text.frame.tail_span(length))
-
-
-def _tail_difference(pair: TextPair, length: int) -> "Value":
-    return pair.frame.difference(pair.first, pair.second, pair.frame.tail_span(length))
-
-
-def _cumulative(text: ReadText, length: int) -> "Value":
-    return text.frame.perplexity(text.reading, (1, length))
-
-
-def _cumulative_difference(pair: TextPair, length: int) -> "Value":
-    return pair.frame.difference(pair.first, pair.second, (1, length))
-
-
-def _yarn(text: ReadText, length: int) -> "Value":
-    return text.frame.yarn_perplexity(text.reading, length)
-
-
-def _bits_per_byte(text: ReadText, length: int) -> "Value | None":
-    if text.documents is None:
-        return None
-    return text.frame.bits_per_byte(text.reading, text.documents, length)
-
-
-def _in_window(text: ReadText, length: int) -> "Value | None":
-    if text.base is None:
-        return None
-    return text.frame.perplexity(text.base, text.frame.tail_span(length))
-
-
-def _in_window_nll(text: ReadText, length: int) -> "Value | None":
-    if text.base is None:
-        return None
-    return text.frame.nll(text.base, text.frame.tail_span(length))
-
-
-def _gain(text: ReadText, length: int) -> "Value | None":
-    if text.base is None:
-        return None
-    return text.frame.difference(text.base, text.reading, text.frame.tail_span(length))
-
-
-def _divergence(text: ReadText, length: int) -> "Value | None":
-    if text.divergence is None:
-        return None
-    return text.frame.nll(text.divergence, text.frame.tail_span(length))
-
-
-def _agreement(text: ReadText, length: int) -> "Value | None":
-    if text.agreement is None:
-        return None
-    return text.frame.nll(text.agreement, text.frame.tail_span(length))
-
-
-def _rounding(text: ReadText, length: int) -> "Value | None":
-    if text.unrounded is None:
-        return None
-    return text.frame.difference(text.reading, text.unrounded, text.frame.tail_span(length))
-
-
-def _short_tax(text: ReadText) -> "Value | None":
-    if text.base is None:
-        return None
-    return text.frame.difference(text.reading, text.base, text.frame.inside)
-
-
-def _short_tax_difference(pair: TextPair) -> "Value":
-    return pair.frame.difference(pair.first, pair.second, pair.frame.inside)
-
-
-def _effective_context(text: ReadText) -> "Value | None":
-    if text.base is None:
-        return None
-    return text.frame.effective_context(text.reading, text.base)
+    def value(self, text: ReadText, length: int) -> "Value | None":
+        """Return the number of a model, or None if a reading that it needs does not exist."""
+        taken = [getattr(text, name) for name in self.of]
+        if None in taken:
+            return None
+        if self.span is not None:
+            taken.append(self.span(text.frame, length))
+        value: Value = getattr(text.frame, self.number)(*taken)
+        return value
 
 
 GAIN = GateRules(
@@ -202,21 +132,23 @@ ROUNDING = GateRules(
 KEPT = GateRules("{model} keeps its quality up to {value:,.0f} tokens", SHORTER)
 # In the order in which results.json holds them.
 TEXT_METRICS = (
-    Metric("tail", _tail, _tail_difference),
-    Metric("tail_nll", _tail_nll, _tail_difference),
-    Metric("cumulative", _cumulative, _cumulative_difference, causal=True),
-    Metric("yarn", _yarn, causal=True),
-    Metric("bpb", _bits_per_byte, causal=True),
-    Metric("in_window", _in_window, needs_base=True),
-    Metric("in_window_nll", _in_window_nll, needs_base=True),
-    Metric("gain", _gain, needs_base=True, judged=GAIN),
-    Metric("kl", _divergence, needs_base=True, needs="kl", causal=True, judged=KL),
-    Metric("agreement", _agreement, needs_base=True, needs="kl", causal=True, judged=AGREEMENT),
-    Metric("rounding", _rounding, needs=KV, causal=True, judged=ROUNDING),
+    Metric("tail", "perplexity", compares=True),
+    Metric("tail_nll", "nll", compares=True),
+    Metric("cumulative", "perplexity", span=_before, compares=True, causal=True),
+    Metric("yarn", "yarn_perplexity", span=_before, causal=True),
+    Metric("bpb", "bits_per_byte", ("reading", "documents"), _before, causal=True),
+    Metric("in_window", "perplexity", ("base",)),
+    Metric("in_window_nll", "nll", ("base",)),
+    Metric("gain", "difference", ("base", "reading"), judged=GAIN),
+    Metric("kl", "nll", ("divergence",), option="kl", causal=True, judged=KL),
+    Metric("agreement", "nll", ("agreement",), option="kl", causal=True, judged=AGREEMENT),
+    Metric(
+        "rounding", "difference", ("reading", "unrounded"), option=KV, causal=True, judged=ROUNDING
+    ),
 )
-WHOLE_METRICS = (
-    WholeMetric("short_tax", _short_tax, _short_tax_difference, SHORT_TAX),
-    WholeMetric("effective_context", _effective_context, judged=KEPT),
+WHOLE_METRICS = (  # one number for all lengths together
+    Metric("short_tax", "difference", ("reading", "base"), _inside, True, judged=SHORT_TAX),
+    Metric("effective_context", "effective_context", ("reading", "base"), None, judged=KEPT),
 )
 
 # The numbers of a task's answers: `TASK@LENGTH`, `TASK_nll@LENGTH`, and a length on the grid of
@@ -247,7 +179,7 @@ def is_of_rounding(metric: str) -> bool:
     """Return whether a number, by its name in results, exists only for a model with a rounded KV
     cache."""
     name = metric.partition("@")[0]
-    return any(row.name == name and row.needs == KV for row in TEXT_METRICS)
+    return any(row.name == name and row.option == KV for row in TEXT_METRICS)
 
 
 def metrics_of(scoring: Scoring, *, with_base: bool, between: bool) -> Iterator[Metric]:
@@ -257,35 +189,42 @@ def metrics_of(scoring: Scoring, *, with_base: bool, between: bool) -> Iterator[
             continue
         if metric.needs_base and not with_base:
             continue
-        if between and metric.differ is None:
+        if between and not metric.compares:
             continue
         yield metric
 
 
 def text_values(text: ReadText) -> "dict[str, Value]":
-    """Return every number of one model on text, by its name."""
+    """Return every number of a model on text, by its name in results.json."""
     values: dict[str, Value] = {}
     with_base = text.base is not None
-    for length in text.frame.lengths:
-        for metric in metrics_of(text.frame.scoring, with_base=with_base, between=False):
-            value = metric.take(text, length)
-            if value is not None:
-                values[f"{metric.name}@{length}"] = value
-    for whole in WHOLE_METRICS:
-        value = whole.take(text)
+    for name, metric, length in _named_metrics(text.frame, with_base=with_base, between=False):
+        value = metric.value(text, length)
         if value is not None:
-            values[whole.name] = value
+            values[name] = value
     return values
 
 
-def text_differences(pair: TextPair) -> "dict[str, Value]":
-    """Return every paired difference of two models on text, by the metric's name."""
+def text_differences(
+    frame: "EvaluationSettings", first: "Reading", second: "Reading"
+) -> "dict[str, Value]":
+    """Return every paired difference of two models' token losses, the first minus the second, by
+    the metric's name in results.json."""
     values: dict[str, Value] = {}
-    for length in pair.frame.lengths:
-        for metric in metrics_of(pair.frame.scoring, with_base=False, between=True):
-            if metric.differ is not None:
-                values[f"{metric.name}@{length}"] = metric.differ(pair, length)
-    for whole in WHOLE_METRICS:
-        if whole.differ is not None:
-            values[whole.name] = whole.differ(pair)
+    for name, metric, length in _named_metrics(frame, with_base=False, between=True):
+        if metric.span is not None:
+            values[name] = frame.difference(first, second, metric.span(frame, length))
     return values
+
+
+def _named_metrics(
+    frame: "EvaluationSettings", *, with_base: bool, between: bool
+) -> Iterator[tuple[str, Metric, int]]:
+    """Yield each metric that an evaluation may have with its name in results.json and its
+    length."""
+    for length in frame.lengths:
+        for metric in metrics_of(frame.scoring, with_base=with_base, between=between):
+            yield f"{metric.name}@{length}", metric, length
+    for whole in WHOLE_METRICS:
+        if whole.compares or not between:
+            yield whole.name, whole, frame.longest

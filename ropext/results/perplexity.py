@@ -181,17 +181,17 @@ class EvaluationSettings:
         sums, counts = left.sums(*span)
         return self.bootstrap.ratio(sums - right.sums(*span)[0], counts)
 
-    def yarn_perplexity(self, reading: Reading, length: int) -> Value:
+    def yarn_perplexity(self, reading: Reading, span: Span) -> Value:
         """Return exp of the mean over documents of each one's mean NLL (protocol "yarn")."""
-        sums, counts = reading.sums(1, length)
+        sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums / counts, np.ones(len(sums)), np.exp)
 
-    def bits_per_byte(self, reading: Reading, documents: Documents, length: int) -> Value:
-        """Return the bits per byte of the text under the scored tokens."""
-        sums, _ = reading.sums(1, length)
+    def bits_per_byte(self, reading: Reading, documents: Documents, span: Span) -> Value:
+        """Return the bits per byte of the text under the scored tokens of a span."""
+        sums, _ = reading.sums(*span)
         num_bytes = []
         for counts in documents.token_bytes:
-            num_bytes.append(float(counts[1:length].sum()))
+            num_bytes.append(float(counts[span[0] : span[1]].sum()))
         return self.bootstrap.ratio(sums / math.log(2), num_bytes)
 
     def effective_context(self, reading: Reading, base: Reading) -> Value:

@@ -15,8 +15,9 @@ from ropext.results.values import Bootstrap
 FRAME = EvaluationSettings(64, (64,), 16, Bootstrap(3))
 FIRST = metrics.Metric(
     "first",
-    lambda text, length: text.frame.nll(text.reading, (1, 2)),
-    lambda pair, length: pair.frame.difference(pair.first, pair.second, (1, 2)),
+    "nll",
+    span=lambda frame, length: (1, 2),
+    compares=True,
     judged=metrics.GateRules("{model} loses {value:.3g} nats on its first token"),
 )
 
