@@ -36,4 +36,4 @@ def _pictures(run: Measurement) -> Drawn:
         label: replace(model, items=tuple(item for item in model.items if item.is_read))
         for label, model in run.models.items()
     }
-    return heat_pictures(replace(run, models=models))
+    return heat_pictures([replace(run, models=models)])

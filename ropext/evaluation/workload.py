@@ -43,7 +43,7 @@ from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store, loss_file_name
 from ropext.results.perplexity import MASK_STRIDE, Documents, EvaluationSettings, Reading
 from ropext.results.retrieval import ItemScore
-from ropext.results.scoring import ALL_TOKENS, MaskedTail, Scoring
+from ropext.results.scoring import ALL_TOKENS, Scoring
 from ropext.results.values import Bootstrap
 
 ANSWERS = "items/"  # folder in a store
@@ -82,7 +82,7 @@ class MaskedTokens:
     after a text.
     """
 
-    scoring: ClassVar[Scoring] = MaskedTail(MASK_STRIDE)
+    scoring: ClassVar[Scoring] = Scoring(MASK_STRIDE)
     protocol: ClassVar[str | None] = "pseudo-perplexity"
     sees_all: ClassVar[bool] = True  # all tokens see one another: no text is read in chunks
 

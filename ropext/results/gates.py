@@ -72,13 +72,10 @@ class Gate:
         """The task that the gate is about, if it is about one."""
         return self.metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
 
-    def unanswered(self, variant: str, reason: str) -> "Outcome":
-        """Return a failed outcome, because the value was not measured."""
-        return Outcome(self.text, variant, False, None, reason)
-
-    def not_measured(self, variant: str, reason: str) -> "Outcome":
-        """Return that nobody knows: exit code 6."""
-        return Outcome(self.text, variant, False, None, reason, is_measured=False)
+    def unanswered(self, variant: str, reason: str, *, is_measured: bool = True) -> "Outcome":
+        """Return the outcome of a gate without a value: it failed, or nobody knows (exit code 6) if
+        a server read no question."""
+        return Outcome(self.text, variant, False, None, reason, is_measured=is_measured)
 
 
 @dataclass(frozen=True)

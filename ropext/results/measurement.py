@@ -42,6 +42,7 @@ from ropext.results.retrieval import (
     ruler_means,
     sign_test,
 )
+from ropext.results.scoring import Span
 from ropext.results.values import Bootstrap, Value
 
 
@@ -190,10 +191,23 @@ class Measurement:
             values |= retrieval_values(model.items, self.frame.context, self.frame.bootstrap)
         return values
 
+    def change(self, label: str, start: str, span: Span) -> Value:
+        """Return the loss of a model minus that of another over a span of the same tokens, in nats
+        per token."""
+        return self.frame.difference(self.readings[label], self.readings[start], span)
+
     def difference(self, label: str, other: "Measurement") -> dict[str, Value]:
         """Return every paired difference of a model to the only one of another measurement, for
         `vs RUN` gates: perplexities in nats per token, shares in points, answer NLL in nats."""
-        return _differences(self.only(label), other)
+        values = dict[str, Value]()
+        (reference,) = other.models
+        if label in self.readings and other.readings:
+            named = other.only(reference, f"{label} (reference)")
+            both = join_measurements([self.only(label), named])
+            values = text_differences(both.frame, *both.readings.values())
+        own = self.model(label).items
+        theirs = other.models[reference].items
+        return values | item_differences(own, theirs, self.frame.bootstrap)
 
 
 def check_labels(labels: Mapping[str, str], names: Iterable[str]) -> None:
@@ -211,7 +225,7 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
     """
     frames = [part.frame for part in parts]
     common = _common_lengths(parts)
-    if len({frame.scoring.tokens_key(frame) for frame in frames}) > 1:
+    if len({frame.scored_tokens for frame in frames}) > 1:
         raise InputError("the runs mask different tokens; give both the same --lengths")
     places = [_document_places(part, max(common)) for part in parts]
     # Hash order is the same whichever run comes first, so the seeded draws are too.
@@ -264,19 +278,6 @@ def _document_places(part: Measurement, length: int) -> dict[str, int]:
     if part.documents is None:
         raise InputError(f"{', '.join(part.models)} holds no perplexity to compare")
     return {hashes[length]: k for k, hashes in enumerate(part.documents.prefix_hashes)}
-
-
-def _differences(left: Measurement, right: Measurement) -> dict[str, Value]:
-    """Return every paired difference of two models, each alone, by its metric."""
-    values = dict[str, Value]()
-    if left.readings and right.readings:
-        (label,) = right.models
-        both = join_measurements([left, right.only(label, f"{label} (reference)")])
-        values = text_differences(both.frame, *both.readings.values())
-    (first_model,) = left.models.values()
-    (second_model,) = right.models.values()
-    bootstrap = left.frame.bootstrap
-    return values | item_differences(first_model.items, second_model.items, bootstrap)
 
 
 def item_differences(

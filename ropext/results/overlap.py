@@ -113,12 +113,6 @@ def recorded_training(record: Record | None) -> TrainingDocuments | None:
     return None if data is None else read_training_documents(data)
 
 
-def kept_out_of(record: Record | None) -> TrainingDocuments | None:
-    """Return the documents that gave a verdict, which no later training reads."""
-    known = recorded_training(record)
-    return known and known.judged
-
-
 def read_training_documents(raw: Json) -> TrainingDocuments:
     """Read what `to_json` wrote; it may come from anyone."""
     try:

@@ -149,18 +149,31 @@ class EvaluationSettings:
         return tuple(sorted(lengths))
 
     def tail_span(self, length: int) -> Span:
-        """Return the positions of the last N tokens before a length."""
-        return self.scoring.tail(self, length)
+        """Return the positions of the last N tokens before a length of results.json; with masks,
+        the positions of a document's tail, read in a window of that length."""
+        if self.scoring.scores_all:
+            return max(1, length - self.tail), length
+        return self.longest - self.tail, self.longest, length
 
     @property
     def inside(self) -> Span:
         """The scored positions inside the trained context."""
-        return self.scoring.inside(self)
+        stop = min(self.context, self.longest)
+        return (1, stop) if self.scoring.scores_all else self.tail_span(stop)
 
     @property
     def far_half(self) -> Span:
-        """The positions of a fit's loss, which also stops a fine-tuning."""
-        return self.scoring.far_half(self)
+        """The positions of a fit's loss, which also stops a fine-tuning: the second half of the
+        longest length."""
+        span = self.longest // 2, self.longest
+        return span if self.scoring.scores_all else self.tail_span(self.longest)
+
+    @property
+    def scored_tokens(self) -> object:
+        """Return a key that is equal for two evaluations if they score the same tokens of a
+        document at the lengths that they share."""
+        masked = self.scoring.mask_stride, self.tail, self.longest
+        return None if self.scoring.scores_all else masked
 
     def mean(self, reading: Reading, span: Span) -> float:
         """Return the nats per token over a span, without an interval."""

@@ -101,7 +101,7 @@ def loss_standing(measured: Measurement, span: Span | None = None) -> Standing:
     behind = dict[str, Value]()
     leads = dict[str, float | None]()
     for label in order:
-        behind[label] = frame.difference(readings[label], lowest, span)
+        behind[label] = measured.change(label, order[0], span)
         if label != order[0]:
             leads[label] = sure_lead(frame, lowest, readings[label], span, len(order) - 1)
     return Standing(documents, frame.mean(lowest, span), behind, leads)
@@ -142,9 +142,7 @@ def fit_loss(measured: Measurement, label: str) -> float:
 def far_change(measured: Measurement, label: str, start: str) -> Value:
     """Return the change in nats per token over the far half, on the same tokens; negative is better
     than the start."""
-    readings = measured.readings
-    frame = measured.frame
-    return frame.difference(readings[label], readings[start], frame.far_half)
+    return measured.change(label, start, measured.frame.far_half)
 
 
 def is_better(measured: Measurement, label: str, start: str) -> bool:
@@ -207,6 +205,16 @@ class Ranking:
     def short_tax(self, method: str) -> Value | None:
         return self.values[method].get("short_tax")
 
+    def numbers(self, method: str, behind: Value | None) -> dict[str, Value | None]:
+        """Return the numbers of a method in the table of `ropext plan --measure`."""
+        return {
+            "tail": self.tail(method),
+            "tail_nll": self.tail_nll(method),
+            "behind": behind,
+            "gain": self.gain(method),
+            "short_tax": self.short_tax(method),
+        }
+
     def to_json(self) -> dict[str, Json]:
         """Write it as `ropext plan --measure --json` prints it."""
         return {
@@ -225,15 +233,8 @@ class Ranking:
     def _rows_json(self, behind: Mapping[str, Value]) -> list[dict[str, Json]]:
         rows = list[dict[str, Json]]()
         for method, distance in behind.items():
-            row = {
-                "method": method,
-                "tail": self.tail(method),
-                "tail_nll": self.tail_nll(method),
-                "behind": distance,
-                "behind_at_least": self.standing.leads.get(method),
-                "gain": self.gain(method),
-                "short_tax": self.short_tax(method),
-            }
+            least = self.standing.leads.get(method)
+            row = {"method": method, "behind_at_least": least} | self.numbers(method, distance)
             rows.append(values_json(row))
         return rows
 
@@ -262,9 +263,7 @@ def rank_methods(
 def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
     """Return by how many nats per token one tail is above another; it may be negative."""
     frame = measured.frame
-    readings = measured.readings
-    span = frame.tail_span(frame.longest)
-    return frame.difference(readings[label], readings[lowest], span)
+    return measured.change(label, lowest, frame.tail_span(frame.longest))
 
 
 def in_memory_sentence(label: str, behind: Value, lowest: str) -> str:
@@ -403,9 +402,6 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
             references = extended
             reference = "each run's own base"
 
-    def difference(label: str, span: Span) -> Value:
-        return frame.difference(readings[label], readings[references[label]], span)
-
     rows = list[LengthRow]()
     for length in frame.lengths:
         span = frame.tail_span(length)
@@ -414,14 +410,17 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
         for label, reading in readings.items():
             tails[label] = frame.perplexity(reading, span)
             if label in references:
-                differences[label] = difference(label, span)
+                differences[label] = both.change(label, references[label], span)
         rows.append(LengthRow(length, tails, differences, _winner(both, span)))
     positions = dict[str, Sequence[OctaveDifference]]()
-    for label in references:
+    short = dict[str, Value]()
+    for label, other in references.items():
         octaves = list[OctaveDifference]()
         for start, stop in frame.octaves(parts=4):
-            octaves.append(OctaveDifference(start, stop, difference(label, (start, stop))))
+            change = both.change(label, other, (start, stop))
+            octaves.append(OctaveDifference(start, stop, change))
         positions[label] = octaves
+        short[label] = both.change(label, other, frame.inside)
     left_out = dict[str, int]()
     for part in parts:
         for label in part.models:
@@ -440,7 +439,7 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
         tail_tokens=frame.tail,
         lengths=tuple(rows),
         positions=positions,
-        short={label: difference(label, frame.inside) for label in references},
+        short=short,
         marks=marks,
     )
 

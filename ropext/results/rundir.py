@@ -51,7 +51,7 @@ from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import read_overlap
 from ropext.results.perplexity import SHORT_WINDOW, Documents, EvaluationSettings
 from ropext.results.retrieval import ItemScore
-from ropext.results.scoring import read_scoring
+from ropext.results.scoring import Scoring
 from ropext.results.values import Bootstrap
 
 DOCUMENTS = "documents.json"
@@ -278,7 +278,7 @@ def _read_settings(results: JsonObject) -> EvaluationSettings:
         lengths=lengths,
         tail=int(results["tail_tokens"]),
         bootstrap=Bootstrap(int(results["seed"]), int(results["resamples"])),
-        scoring=read_scoring(results),
+        scoring=Scoring(int(results.get("mask_stride", 0))),
     )
 
 
@@ -523,7 +523,7 @@ def _judge_gate(run: Measurement, gate: Gate, label: str) -> Outcome:
     for name, model in compared:
         if model.is_unread(gate.metric):
             reason = f"the server read no question of {name} at this length"
-            return gate.not_measured(label, reason)
+            return gate.unanswered(label, reason, is_measured=False)
     outcome = check_gate(gate, label, values)
     marks = list[str]()
     if opponent is not None and opponent.path is not None and opponent.path != run.path:

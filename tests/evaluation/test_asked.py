@@ -87,7 +87,7 @@ def test_the_pictures_name_the_scores(whole, monkeypatch):
         return own(bar, label, **more)
 
     monkeypatch.setattr(Colorbar, "set_label", heard)
-    drawn = heat_pictures(whole)
+    drawn = heat_pictures([whole])
     assert len(drawn) == 3
     assert [label for label in told if label] == ["share named"] * 3
 

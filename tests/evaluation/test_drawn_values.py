@@ -115,7 +115,7 @@ def test_cells_of_a_heat_map_are_the_shares_of_the_answers(run, monkeypatch):
     measured = replace(run, models={"m": replace(model, items=tuple(items))})
     kept = []
     monkeypatch.setattr(plots, "png_bytes", kept.append)
-    heat_pictures(measured)
+    heat_pictures([measured])
     axis = kept[0].axes[0]
     assert [text.get_text() for text in axis.get_xticklabels()] == ["64", "128", "256"]
     assert [text.get_text() for text in axis.get_yticklabels()] == ["0", "0.5", "1"]

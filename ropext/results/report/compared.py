@@ -25,7 +25,7 @@ from ropext.results.report.evaluation import (
     PAIRED,
     WAVELENGTHS,
     Drawn,
-    heat_pictures_of,
+    heat_pictures,
     logarithmic_middle,
     spectra_of,
     write_pictures,
@@ -91,7 +91,7 @@ class Compared(Result):
         styled = plots.line_styles(itertools.chain(self.parts, spectra))
         if self.text is not None and self.text.measured.frame.scoring.scores_all:
             drawn |= _difference_picture(self.text, styled)
-        drawn |= heat_pictures_of(self.parts.values())
+        drawn |= heat_pictures(self.parts.values())
         if spectra:
             drawn["spectra"] = (WAVELENGTHS, plots.plot_wavelengths(WAVELENGTHS, spectra, styled))
         keys = dict.fromkeys(f"{run.path}: run key {run.key}" for run in runs)

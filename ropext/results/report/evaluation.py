@@ -76,7 +76,7 @@ def draw_evaluation(measured: Measurement) -> Drawn:
     styled = plots.line_styles(measured.models)
     if measured.readings:
         drawn |= _text_pictures(measured, styled)
-    drawn |= heat_pictures(measured)
+    drawn |= heat_pictures([measured])
     spectra = spectra_of([measured])
     if set(spectra) - {BASE}:
         limits = {"trained context": measured.frame.context}
@@ -153,12 +153,8 @@ def _curves(
     return curves
 
 
-def heat_pictures(measured: Measurement) -> Drawn:
-    """Draw one picture per task, the models side by side."""
-    return heat_pictures_of([measured])
-
-
-def heat_pictures_of(measured: Iterable[Measurement]) -> Drawn:
+def heat_pictures(measured: Iterable[Measurement]) -> Drawn:
+    """Draw one heat map of retrieval per task, the models side by side."""
     maps = dict[str, dict[str, Sequence[HeatCell]]]()
     for each in measured:
         for label, model in each.models.items():

@@ -69,19 +69,12 @@ def line_styles(labels: Iterable[str]) -> dict[str, Style]:
     """Return the colour and the dashes of each line: a method's own (`yarn`, `yarn-4x`), with other
     dashes for its further factors; other names take the colours that are left, in order."""
     chosen = {BASE: REFERENCE, UNTOUCHED: {"color": INK, "ls": "-", "lw": 1.8}}
-    names = [label for label in dict.fromkeys(labels) if label not in chosen]
-    methods = {name: re.sub(r"-[\d.]+x$", "", name) for name in names}
-    used = set[int]()
-    for method in methods.values():
-        if method in PALETTE:
-            used.add(PALETTE[method])
-    free = [place for place in range(len(COLOURS)) if place not in used]
-    if not free:
-        free = list(used)
+    methods = {name: re.sub(r"-[\d.]+x$", "", name) for name in labels if name not in chosen}
+    used = {PALETTE[method] for method in methods.values() if method in PALETTE}
+    free = [place for place in range(len(COLOURS)) if place not in used] or list(used)
     lines_of_colour = [0] * len(COLOURS)
     others = dict[str, int]()
-    for name in names:
-        method = methods[name]
+    for name, method in methods.items():
         place = PALETTE.get(method)
         if place is None:
             place = others.setdefault(method, free[len(others) % len(free)])

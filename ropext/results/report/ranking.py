@@ -18,7 +18,6 @@ from ropext.results.report.cells import (
     value_cell,
 )
 from ropext.results.rules import Ranking, in_memory_sentence
-from ropext.results.values import Value
 
 if TYPE_CHECKING:
     from ropext.planning import Plan
@@ -61,9 +60,9 @@ def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> 
         if starred and method == ranking.taken:
             name += "*"
         shown_behind = None if method == ranking.best else behind
-        rows.append((name, _row(ranking, method, shown_behind)))
+        rows.append((name, ranking.numbers(method, shown_behind)))
     for method, behind in ranking.beside.items():
-        rows.append((method, _row(ranking, method, behind)))
+        rows.append((method, ranking.numbers(method, behind)))
     if ranking.in_window is not None:
         rows.append((BASE, {"tail": ranking.in_window}))
     documents = marked_name(f"{ranking.standing.documents} documents", mark)
@@ -76,15 +75,6 @@ def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> 
         COLUMNS,
     )
     return replace(table, header=("method", *table.header[1:]))
-
-
-def _row(ranking: Ranking, method: str, behind: Value | None) -> Values:
-    return {
-        "tail": ranking.tail(method),
-        "behind": behind,
-        "gain": ranking.gain(method),
-        "short_tax": ranking.short_tax(method),
-    }
 
 
 def ranking_verdict(ranking: Ranking) -> str:

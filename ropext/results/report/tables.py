@@ -1,6 +1,6 @@
 """Lay out the results of an evaluation as tables and sentences."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ropext.base.lengths import length_text
@@ -33,52 +33,35 @@ MOST_RULER_COLUMNS = 3  # more of RULER's tasks share the column of their mean
 
 @dataclass(frozen=True)
 class MainColumn:
-    """A column of the one table that a terminal shows: its head, the name of its value at a length,
-    the function that writes the value, and an explanation for the reader."""
+    """A column of the one table that a terminal shows: its head, the metric of its values, the
+    function that writes a value, and an explanation for the reader."""
 
     head: str
-    name: Callable[[Measurement, int], str]
+    metric: str  # "" is the metric of the protocol
     written: Written
     meaning: str = ""  # `{context}` is the trained context
     by_factor: bool = True  # whether the table by factor has it too
+    whole: bool = False  # one number for all lengths
 
-
-def _headline_name(run: Measurement, length: int) -> str:
-    return f"{run.facts.headline}@{length}"
-
-
-def _gain_name(run: Measurement, length: int) -> str:
-    return f"gain@{length}"
-
-
-def _divergence_name(run: Measurement, length: int) -> str:
-    return f"kl@{length}"
-
-
-def _agreement_name(run: Measurement, length: int) -> str:
-    return f"agreement@{length}"
-
-
-def _rounding_name(run: Measurement, length: int) -> str:
-    return f"rounding@{length}"
-
-
-def _short_tax_name(run: Measurement, length: int) -> str:
-    """Return the name of the tax at one length only: the trained context, or the shortest length if
-    the context was not measured. Return "" at all others."""
-    lengths = run.frame.lengths
-    inside = lengths[0]
-    if run.frame.context in lengths:
-        inside = run.frame.context
-    return "short_tax" if length == inside else ""
+    def name(self, run: Measurement, length: int) -> str:
+        """Return the name in results.json of the number at a length. A number for all lengths has a
+        name at one length only: the trained context, or the shortest length if the context was not
+        measured. It is "" at all others."""
+        if not self.whole:
+            return f"{self.metric or run.facts.headline}@{length}"
+        lengths = run.frame.lengths
+        inside = lengths[0]
+        if run.frame.context in lengths:
+            inside = run.frame.context
+        return self.metric if length == inside else ""
 
 
 # The tasks' columns come before the columns that the table by factor leaves out.
 MAIN_COLUMNS = (
-    MainColumn("perplexity", _headline_name, point_cell),
+    MainColumn("perplexity", "", point_cell),
     MainColumn(
         "gain",
-        _gain_name,
+        "gain",
         nats_cell,
         "how much better a model predicts these tokens than base (the model before extension, on "
         "text truncated to {context} tokens), in nats per token: 0.03 nats is about 3 % of "
@@ -86,28 +69,29 @@ MAIN_COLUMNS = (
     ),
     MainColumn(
         "short tax",
-        _short_tax_name,
+        "short_tax",
         nats_cell,
         "loss increase inside the trained context of {context} tokens, in nats per token",
         by_factor=False,
+        whole=True,
     ),
     MainColumn(
         "rounding",
-        _rounding_name,
+        "rounding",
         nats_cell,
         "loss increase because the KV cache is rounded, in nats per token",
         by_factor=False,
     ),
     MainColumn(
         "KL",
-        _divergence_name,
+        "kl",
         point_cell,
         "KL divergence from the base's next-token distribution to this model's, in nats per token",
         by_factor=False,
     ),
     MainColumn(
         "same choice",
-        _agreement_name,
+        "agreement",
         short_point_cell,
         "share of tokens whose likeliest next token is the base's",
         by_factor=False,
