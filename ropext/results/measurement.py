@@ -204,7 +204,8 @@ class Measurement:
         if label in self.readings and other.readings:
             named = other.only(reference, f"{label} (reference)")
             both = join_measurements([self.only(label), named])
-            values = text_differences(both.frame, *both.readings.values())
+            first, second = both.readings.values()
+            values = text_differences(both.frame, first, second)
         own = self.model(label).items
         theirs = other.models[reference].items
         return values | item_differences(own, theirs, self.frame.bootstrap)

@@ -159,21 +159,25 @@ class EvaluationSettings:
     def inside(self) -> Span:
         """The scored positions inside the trained context."""
         stop = min(self.context, self.longest)
-        return (1, stop) if self.scoring.scores_all else self.tail_span(stop)
+        if self.scoring.scores_all:
+            return 1, stop
+        return self.tail_span(stop)
 
     @property
     def far_half(self) -> Span:
         """The positions of a fit's loss, which also stops a fine-tuning: the second half of the
         longest length."""
-        span = self.longest // 2, self.longest
-        return span if self.scoring.scores_all else self.tail_span(self.longest)
+        if self.scoring.scores_all:
+            return self.longest // 2, self.longest
+        return self.tail_span(self.longest)
 
     @property
     def scored_tokens(self) -> object:
         """Return a key that is equal for two evaluations if they score the same tokens of a
         document at the lengths that they share."""
-        masked = self.scoring.mask_stride, self.tail, self.longest
-        return None if self.scoring.scores_all else masked
+        if self.scoring.scores_all:
+            return None
+        return self.scoring.mask_stride, self.tail, self.longest
 
     def mean(self, reading: Reading, span: Span) -> float:
         """Return the nats per token over a span, without an interval."""

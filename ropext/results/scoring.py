@@ -29,7 +29,9 @@ class Scoring:
     @property
     def perplexity(self) -> str:
         """Return the name of exp of a mean loss in tables: perplexity or pseudo-perplexity."""
-        return "perplexity" if self.scores_all else "pseudo-perplexity"
+        if self.scores_all:
+            return "perplexity"
+        return "pseudo-perplexity"
 
     @property
     def passes(self) -> int:
