@@ -163,7 +163,7 @@ REACHED = GateRules(KEPT.meaning, SHORTER, has_interval=False)
 def gate_rules_of(metric: str) -> GateRules:
     """Return how gates judge a number, by its name in results, such as tail@32768."""
     name = metric.partition("@")[0]
-    for row in (*TEXT_METRICS, *WHOLE_METRICS):
+    for row in TEXT_METRICS + WHOLE_METRICS:
         if row.name == name:
             return row.judged
     if name == STRIDED:

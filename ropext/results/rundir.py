@@ -61,7 +61,7 @@ READ = (DOCUMENTS, ITEMS, RESULTS, "documents/", STORES)  # the files that are r
 AGAIN = "; evaluate again"
 Part = TypeVar("Part", EvaluationFacts, ModelSource, ModelNumbers)
 # The keys of a model in results.json besides its extension.
-_OF_A_MODEL = {part.name for part in (*fields(ModelSource), *fields(ModelNumbers))}
+_OF_A_MODEL = {part.name for part in fields(ModelSource) + fields(ModelNumbers)}
 _OF_A_MODEL |= {"kind", "unrounded", "overlap"}
 Texts = Iterable[tuple[str, npt.NDArray[np.integer]]]  # name and token ids of each document read
 

@@ -65,7 +65,8 @@ def served_screen(read: "Served", verdict: str = "") -> str:
     room = LINES - _height(parts) - 2
     if lines := _first_lines(read.serving, room):
         parts += ["to serve it:", lines]
-    return "\n".join([*parts, SERVED_DETAILS])
+    parts.append(SERVED_DETAILS)
+    return "\n".join(parts)
 
 
 def _readers(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:

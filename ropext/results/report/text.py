@@ -504,8 +504,8 @@ def served_details(read: Served, verdict: str = "") -> str:
     head = served_headline(read)
     readers = loader_lines(read.readings)
     lines = serving_text(read.serving)
-    first = [head, verdict] if verdict else [head]
-    return "\n".join([*first, "", READ, readers, "", "to serve it", lines])
+    first = f"{head}\n{verdict}" if verdict else head
+    return "\n".join([first, "", READ, readers, "", "to serve it", lines])
 
 
 def verification_text(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -> str:
