@@ -115,5 +115,5 @@ class JudgedSteps:
 
     def knobs(self, step: int) -> dict[str, Json]:
         """Return the fields of a recipe that plan the spectrum of a judged step."""
-        knobs = Store(self.folder / str(step)).get(KNOBS).items()
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in knobs}
+        knobs: dict[str, Json] = Store(self.folder / str(step)).get(KNOBS)
+        return knobs

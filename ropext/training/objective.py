@@ -406,7 +406,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         that decide it. `done_before` reads it."""
         content = result.to_json()
         del content["output"]
-        return {DECIDES: self.decides(files=True), CONTENT: values_json(content)}
+        return {DECIDES: self.decides(files=True), CONTENT: content}
 
     @abstractmethod
     def result_text(self, result: Done) -> str:

@@ -48,7 +48,7 @@ _SHORT_TAX = Column("short tax", "short_tax", _signed_value)
 
 
 def finetune_table(
-    numbers: Numbers, target: int, overlap: Overlap | None, title: str = ""
+    numbers: Numbers, target: int, overlap: Overlap | None, title: str
 ) -> Table | None:
     """Return the table of a fine-tuning: base, untuned, control and tuned; None if no document
     was read."""
