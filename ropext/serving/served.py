@@ -1,16 +1,17 @@
 """Load the one model that the server answers with, extend it in memory, and test it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ropext.base.errors import InputError, UnsupportedModel
-from ropext.base.jsontext import JsonObject
+from ropext.base.jsontext import Json, JsonObject, digest
 from ropext.base.narration import Say, no_messages
 from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
-from ropext.evaluation.variants import follows_length, reach_of
+from ropext.evaluation.variants import Variant, follows_length, reach_of
 from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.files.checkpoint.adapter import read_lora
-from ropext.files.checkpoint.provenance import Record, record_in
+from ropext.files.checkpoint.digests import Digests
+from ropext.files.checkpoint.provenance import Record, identity, record_in
 from ropext.files.checkpoint.snapshot import with_weights
 from ropext.files.inspecting import plan_config
 from ropext.models.adapter import add_adapter
@@ -20,8 +21,8 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
 from ropext.planning import ExtensionPlan
+from ropext.results import EXTENDED
 from ropext.scaling.self_extend import FoldOptions
-from ropext.serving.content import content_digest
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedTokenizerFast
@@ -101,7 +102,7 @@ def load_served_model(
     said = f"out of memory while loading {wish.name}; give --dtype bfloat16, or a smaller model"
     weighted = with_weights(snapshot)
     trust = wish.trust_remote_code
-    content = content_digest(weighted, plan, wish.adapter, how.dtype, trust)
+    content = served_content_digest(weighted, plan, wish.adapter, how.dtype, trust)
     with memory_errors(said), silenced():
         say(f"loading {wish.name}")
         model = load_model(weighted, loading_of(how, trust))
@@ -132,6 +133,23 @@ def load_served_model(
         method=method,
         factor=factor,
     )
+
+
+def served_content_digest(
+    snapshot: Snapshot,
+    plan: ExtensionPlan | None,
+    adapter: str | None,
+    dtype: str,
+    trust_remote_code: bool,
+) -> str:
+    """Return a digest of everything that decides the answers of a served model: weights, config,
+    adapter, method and dtype."""
+    model = identity(snapshot, Digests(), trust_remote_code)
+    info: dict[str, Json] = {"dtype": dtype}
+    if plan is not None:
+        info |= {"config": plan.config, "fold": plan.fold and asdict(plan.fold)}
+    served = Variant("served", EXTENDED, snapshot, adapter=adapter, info=info)
+    return digest(served.content(model))
 
 
 def _extension(snapshot: Snapshot) -> Record | None:
