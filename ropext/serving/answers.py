@@ -49,7 +49,7 @@ class AnswerSoFar:
     def answer_choice(self) -> dict[str, Json]:
         """Return the whole answer as a choice of OpenAI's completion object."""
         text = "".join(self.texts)
-        whole = (self.question.details.echo or "") + text
+        whole = (self.question.echo or "") + text
         content: dict[str, Json] = {"text": whole, "logprobs": self.streamer.logprobs}
         if self.question.is_chat:
             message: dict[str, Json] = {"role": "assistant", "content": text}
@@ -99,8 +99,8 @@ class CompletionAnswers:
         self.answers.append(answer)
         if question.is_chat:
             yield answer.event_choice({"role": "assistant", "content": ""})
-        if question.details.echo:
-            yield answer.event_choice({"content": question.details.echo})
+        if question.echo:
+            yield answer.event_choice({"content": question.echo})
         async for item in items:
             yield answer.event_choice(answer.add_piece(item))
         yield answer.event_choice({}, answer.finish_reason())

@@ -21,15 +21,6 @@ MOST_SILENT = 8  # tokens without text; a character has at most four
 
 
 @dataclass(frozen=True)
-class CompletionDetails:
-    """The parts of an answer of /v1/completions in addition to the model's text."""
-
-    echo: str | None = None  # the text of the prompt; None: the answer begins after it
-    candidates: int | None = None  # for each token; None: no log-probabilities
-    as_ids: bool = False  # whether a token's name is its id
-
-
-@dataclass(frozen=True)
 class TokenLogprob:
     """The log-probability of a token, and of the best candidates for its place."""
 

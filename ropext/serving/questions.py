@@ -6,7 +6,7 @@ If a prompt leaves no room for an answer, ropext refuses it; it never truncates 
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import numpy as np
 from ropext.base.errors import InputError
 from ropext.base.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
 from ropext.models.tokenizer import tokenizer_panics_refused
-from ropext.serving.logprobs import MOST_CANDIDATES, CompletionDetails
+from ropext.serving.logprobs import MOST_CANDIDATES
 from ropext.serving.messages import rendered_chat
 from ropext.serving.refusals import RequestRefusal
 from ropext.serving.served import ServedModel
@@ -77,7 +77,9 @@ class CompletionRequest:
     seed: int | None
     stream: bool
     with_usage: bool
-    details: CompletionDetails
+    echo: str | None  # the text of the prompt; None: the answer begins after it
+    candidates: int | None  # for each token; None: no log-probabilities
+    as_ids: bool  # whether a token's name in `logprobs` is its id
 
     @property
     def most(self) -> int:
@@ -87,9 +89,9 @@ class CompletionRequest:
     @property
     def scored(self) -> int:
         """Return the most tokens of which the answer to this request lists log-probabilities."""
-        if self.details.candidates is None:
+        if self.candidates is None:
             return 0
-        return self.most + (0 if self.details.echo is None else len(self.ids))
+        return self.most + (0 if self.echo is None else len(self.ids))
 
 
 def parse_request(served: ServedModel, data: bytes) -> RequestBody:
@@ -172,29 +174,27 @@ def _completion_request(
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
         raise RequestRefusal("stream_options must be an object", 400, "stream_options")
+    stop = _stop_words(body.get("stop"))
+    seed = _integer(body, "seed", -LARGEST_SEED, LARGEST_SEED)
+    echo: str | None = None
+    if body.get("echo"):
+        echo = served.tokenizer.backend_tokenizer.decode(list(ids))
+    candidates: int | None = None
+    if body.get("logprobs") is not False:
+        candidates = _integer(body, "logprobs", 0, MOST_CANDIDATES)
     return CompletionRequest(
         id=name,
         is_chat=is_chat,
         ids=ids,
         settings=settings,
-        stop=_stop_words(body.get("stop")),
-        seed=_integer(body, "seed", -LARGEST_SEED, LARGEST_SEED),
+        stop=stop,
+        seed=seed,
         stream=bool(body.get("stream")),
         with_usage=bool(options.get("include_usage")),
-        details=CompletionDetails() if is_chat else _details(served, body, ids),
+        echo=echo,
+        candidates=candidates,
+        as_ids=bool(body.get("return_tokens_as_token_ids")),
     )
-
-
-def _details(served: ServedModel, body: RequestBody, ids: Sequence[int]) -> CompletionDetails:
-    """Read the parts that a request wants in the answer of /v1/completions in addition to the
-    model's text."""
-    echo = None
-    if body.get("echo"):
-        echo = served.tokenizer.backend_tokenizer.decode(list(ids))
-    candidates = None
-    if body.get("logprobs") is not False:
-        candidates = _integer(body, "logprobs", 0, MOST_CANDIDATES)
-    return CompletionDetails(echo, candidates, bool(body.get("return_tokens_as_token_ids")))
 
 
 def check_model(served: ServedModel, name: Json) -> None:

@@ -334,20 +334,19 @@ class AnswerThread:
         """Write the answer to a client's prompt, with the log-probabilities that the request
         asks for."""
         question = streamer.question
-        details = question.details
         scores: list[TokenLogprob | None] = []
-        if details.candidates is not None and details.echo is not None:
+        if question.candidates is not None and question.echo is not None:
             scores = [None, *self._prompt_logprobs(streamer, question.ids, 1)]
         if question.most:
             self._generate_tokens(streamer)
         if scores:
             streamer.kept = 0  # the prompt was read for its scores
-        if details.candidates is not None:
+        if question.candidates is not None:
             ids = [*question.ids, *streamer.ids]
             scores += self._prompt_logprobs(streamer, ids, len(question.ids))
             scored = ids[len(ids) - len(scores) :]
             tokenizer = self.served.tokenizer
-            streamer.logprobs = openai_logprobs(tokenizer, scored, scores, details.as_ids)
+            streamer.logprobs = openai_logprobs(tokenizer, scored, scores, question.as_ids)
         streamer.close()
 
     def _prompt_logprobs(
@@ -360,7 +359,7 @@ class AnswerThread:
         """
         read = np.asarray(ids[:-1], np.int32)
         scores: list[TokenLogprob] = []
-        candidates = streamer.question.details.candidates or 0
+        candidates = streamer.question.candidates or 0
         if first > len(read):
             return scores
         cache: Cache | None = None
