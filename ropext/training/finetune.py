@@ -41,7 +41,7 @@ from ropext.training import (
 )
 from ropext.training.learning import NEXT_TOKEN_LEARNING, masked_learning
 from ropext.training.new_rows import NewRows
-from ropext.training.objective import TrainedPart, TrainingObjective
+from ropext.training.objective import COPIES, TrainedPart, TrainingObjective
 from ropext.training.origin import Origin, open_origin
 from ropext.training.result import Finetuned
 from ropext.training.rows import (
@@ -220,9 +220,9 @@ class FinetuneObjective(TrainingObjective[Finetuned]):
         fixed = self.new_rows.count_fixed(joined) if self.new_rows else {}
         count -= sum(fixed.values())
         return TrainedPart(
-            names=tuple(names),
-            count=count,
-            size=4 * count,  # float32
+            targets=(*names, *fixed),
+            moving=count,
+            moving_bytes=COPIES * 4 * count,  # float32
             new_rows=tuple(fixed),
         )
 
@@ -388,5 +388,5 @@ class FinetuneObjective(TrainingObjective[Finetuned]):
             adapter=self.tuned.best_checkpoint,
             control=None if self.control is None else self.control.best_checkpoint,
         )
-        story = tuned_report.finetune_story(result, self.needs)
+        story = tuned_report.finetune_story(result, self.part.new_rows)
         tuned_writing.write_tuned(result, weights, files, story, manner)

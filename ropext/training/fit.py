@@ -36,8 +36,8 @@ def prepare_fit(
     snapshot = open_snapshot(model, revision=revision)
     if named not in ("", model):
         snapshot = open_model(named).stands_for(snapshot)
-    starts = choose_starts(snapshot, options)
-    plan = next(iter(starts.forms.values()))
+    within, starts = choose_starts(snapshot, options)
+    plan = next(iter(starts.values()))
     if plan.model.masked_lm:
         raise UnsupportedModel(
             f"{model} is a masked language model ({plan.model.model_type}); fit reads causal ones"
@@ -84,8 +84,8 @@ def prepare_fit(
             read.held_out, (plan.context, plan.target), encoder.seed, encoder.bos
         ),
         chooses_step=True,
-        within=starts.within,
-        starts=starts.forms,
+        within=within,
+        starts=starts,
         remarks=notes,
     )
 

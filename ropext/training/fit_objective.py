@@ -29,7 +29,7 @@ from ropext.training.judge import (
     fit_numbers,
     read_in_training,
 )
-from ropext.training.objective import Finish, TrainedPart, TrainingObjective
+from ropext.training.objective import COPIES, Finish, TrainedPart, TrainingObjective
 from ropext.training.result import Fitted
 from ropext.training.rows import FitQuestions, RowsWithShortWindows
 from ropext.training.starts import plan_by_method
@@ -116,7 +116,7 @@ class FitObjective(TrainingObjective[Fitted]):
         for numbers in self.learned_spectrum(next(iter(self.starts))).parameters():
             count += numbers.numel()
             size += numbers.nbytes
-        return TrainedPart((f"the spectrum ({self.within})",), count, size)
+        return TrainedPart((f"the spectrum ({self.within})",), count, COPIES * size)
 
     def learned_spectrum(self, start: str) -> spectrum.LearnedSpectrum:
         """Return the spectrum that a fit trains, beginning at a closed form."""
@@ -221,7 +221,7 @@ class FitObjective(TrainingObjective[Fitted]):
             tail = self.judge.frame.tail_span(self.target)[0]
             learner = spectrum.SpectrumLearner(model, space, sliced=reason is None, tail=tail)
             self.say(
-                f"fitting {self.needs.moving} numbers from {self.start}: "
+                f"fitting {self.part.moving} numbers from {self.start}: "
                 f"{settings.steps.value} steps of {settings.step_tokens} tokens"
             )
             judged = f"(from {self.start}); the steps judged before count"

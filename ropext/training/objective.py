@@ -81,22 +81,18 @@ COPIES = 4
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """The trained part of a model."""
+    """The part of a model that a training moves."""
 
-    names: tuple[str, ...]  # layers that get a LoRA, or the spectrum
-    count: int  # parameters
-    size: int  # their bytes
+    targets: tuple[str, ...]  # layers that get a LoRA, new rows of tables; or the spectrum
+    moving: int  # parameters in it
+    moving_bytes: int  # with gradients and the optimiser's state
     new_rows: tuple[str, ...] = ()  # of position tables, in words
 
 
 @dataclass(frozen=True)
 class TrainingNeeds:
-    """The parts that a training moves, and the memory that it takes."""
+    """The needs of a training apart from the trained part."""
 
-    targets: tuple[str, ...]  # trained parts, new rows of tables among them
-    new_rows: tuple[str, ...]
-    moving: int  # parameters in it
-    moving_bytes: int  # with gradients and the optimiser's state
     weight_bytes: int  # weights of the model that is read, on all devices together
     recompute: bool  # layers are run again in the backward pass
     sliced: str | None  # why the loss is not sliced
@@ -117,6 +113,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
     remarks: Sequence[str] = ()  # notes before the training
     # Values that --json shows for this kind alone.
     facts: Mapping[str, Json] = field(default_factory=dict)
+    part: TrainedPart = field(init=False)
     needs: TrainingNeeds = field(init=False)
     folder: Path = field(init=False)
     output: Path = field(init=False)
@@ -178,12 +175,8 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         tokens = rows * settings.longest // processes.processes_of_each_row()
         activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
         numbers = sum(parameter.numel() for parameter in model.parameters())
-        moved = self.trained_part(model)
+        self.part = self.trained_part(model)
         self.needs = TrainingNeeds(
-            targets=moved.names + moved.new_rows,
-            new_rows=moved.new_rows,
-            moving=moved.count,
-            moving_bytes=COPIES * moved.size,
             weight_bytes=models.training_dtype(options).itemsize * numbers,
             recompute=activations > PLENTY * free_memory(models.training_device(options)),
             sliced=self.learning.why_whole or predicted_head_problem(model),
@@ -222,14 +215,14 @@ class TrainingObjective(Training, ABC, Generic[Done]):
             "strategy": options.strategy,
             "packing": options.packing,
             **self.facts,
-            "targets": list(needs.targets),
-            "moving": needs.moving,
+            "targets": list(self.part.targets),
+            "moving": self.part.moving,
             "settings": values_json(settings.named),
             "steps": settings.steps.value,
             "tokens": self.tokens,
             "forward_tokens": self.forward_tokens,
             "weight_bytes": needs.weight_bytes,
-            "moving_bytes": needs.moving_bytes,
+            "moving_bytes": self.part.moving_bytes,
             "recompute": needs.recompute,
             "documents": len(self.rows.documents),
             "documents_too_short": self.rows.too_short,

@@ -38,13 +38,14 @@ def dry_run_text(objective: TrainingObjective[Any]) -> str:
     source, then the needs."""
     settings = objective.settings
     counts = objective.needs
+    part = objective.part
     rows = objective.rows
     settings_rows = list[tuple[str, str, str]]()
     for name, setting in settings.named.items():
         settings_rows.append((name.replace("_", " "), _setting_text(setting.value), setting.source))
     most = "at most " if settings.is_open else ""
     lines = [
-        f"trained: {counts.moving:,} parameters in {', '.join(counts.targets)}",
+        f"trained: {part.moving:,} parameters in {', '.join(part.targets)}",
         f"documents: {len(rows.documents)} to train on, {objective.judging_count} to judge by, "
         f"{rows.too_short} too short",
         passes_text(rows, most),
@@ -53,7 +54,7 @@ def dry_run_text(objective: TrainingObjective[Any]) -> str:
     lines += [
         f"tokens: {most}{objective.tokens:,} with gradients, {objective.forward_tokens:,} without "
         f"(evaluations, one every {settings.between} steps)",
-        f"bytes: {bytes_text(counts.weight_bytes)} of weights, {bytes_text(counts.moving_bytes)} "
+        f"bytes: {bytes_text(counts.weight_bytes)} of weights, {bytes_text(part.moving_bytes)} "
         "of what is trained with its gradient and AdamW's two moments",
     ]
     if counts.recompute:

@@ -1,7 +1,6 @@
 """Find where a fit begins: the form that may move, and the closed forms that it can start from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ropext import scaling
 from ropext.base.errors import NotExpressible, UnsupportedModel, UsageError
@@ -16,14 +15,6 @@ from ropext.scaling.rope import RopeSite
 POSE_START = "yarn"
 
 
-@dataclass(frozen=True)
-class FitStarts:
-    """The form that may move, and the closed forms inside of it."""
-
-    within: str
-    forms: Mapping[str, Plan]  # by their methods
-
-
 def plan_by_method(snapshot: Snapshot, options: Fit, method: str, knobs: JsonObject) -> Plan:
     """Plan the model of a fit by a method, for the loaders that read it."""
     request = options.extend(method, **knobs)
@@ -34,7 +25,7 @@ def plan_by_method(snapshot: Snapshot, options: Fit, method: str, knobs: JsonObj
     return plan_of(snapshot, request.changed(for_loaders=()), snapshot.name)
 
 
-def choose_starts(snapshot: Snapshot, options: Fit) -> FitStarts:
+def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, Mapping[str, Plan]]:
     """Return the form in which a fit may move the spectrum, and the closed forms inside of it
     that can be written here.
 
@@ -54,7 +45,7 @@ def choose_starts(snapshot: Snapshot, options: Fit) -> FitStarts:
             refusal = refusal or error
             continue
         if refusal is None or not options.within:
-            return FitStarts(within, forms)
+            return within, forms
         raise NotExpressible(
             f"--within {options.within}: {refusal}; of the narrower forms, --within {within} is"
             " carried exactly"

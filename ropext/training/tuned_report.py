@@ -12,7 +12,6 @@ from ropext.results import BASE, CONTROL, TUNED, UNTUNED
 from ropext.results.overlap import read_overlap
 from ropext.results.values import FEWEST_DOCUMENTS, Value, Values
 from ropext.training.judge import BEYOND_CONTROL, GAIN, Numbers
-from ropext.training.objective import TrainingNeeds
 from ropext.training.report import (
     TrainingSummary,
     json_files,
@@ -117,7 +116,7 @@ def _gain_interval(gain: Value) -> str:
     return f" (95 % interval {-high:+.4f} to {-low:+.4f}{known})"
 
 
-def finetune_story(done: Finetuned, needs: TrainingNeeds) -> TrainingSummary:
+def finetune_story(done: Finetuned, new_rows: Sequence[str]) -> TrainingSummary:
     """Return the story of a fine-tuning, for the record and the card."""
     training = done.training
     options = training.options
@@ -126,7 +125,7 @@ def finetune_story(done: Finetuned, needs: TrainingNeeds) -> TrainingSummary:
     steps = done.kept_step
     tokens = done.kept_step * settings.step_tokens
     section = record_section(done, TUNED_BY, ("stopped_early", "passes")) | {
-        "targets": list(needs.targets),
+        "targets": done.counted["targets"],
         "steps": steps,
         "trained_steps": done.steps,
         "tokens": tokens,
@@ -134,7 +133,7 @@ def finetune_story(done: Finetuned, needs: TrainingNeeds) -> TrainingSummary:
         "final_loss": _loss_at(done.by_step, steps),
         "control": done.control is not None,
     }
-    ways = [f"in {rows}" for rows in needs.new_rows]
+    ways = [f"in {rows}" for rows in new_rows]
     if settings.rank is not None:
         rank = settings.rank.value
         ways.append(f"with a LoRA of rank {rank}, which is merged into the weights")

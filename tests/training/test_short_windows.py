@@ -107,7 +107,7 @@ def test_a_dry_run_counts_the_bytes_of_weights_and_of_the_optimisers_state(exten
     learned = optimiser.param_groups[0]["params"]
     kept = [own for state in optimiser.state.values() for own in state.values() if own.ndim]
     kept += [own for weight in learned for own in (weight, weight.grad)]
-    assert planned.needs.moving_bytes == sum(own.nbytes for own in kept)
+    assert planned.part.moving_bytes == sum(own.nbytes for own in kept)
 
 
 @pytest.mark.slow
