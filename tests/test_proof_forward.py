@@ -236,7 +236,7 @@ SEEN = {
 @pytest.mark.parametrize("name", [*RUN, *WRONG])
 def test_each_fault_is_found_in_stocks_reading(built, name: str) -> None:
     found, _, read = built[name]
-    beside = families.changed_beside(read, found["base"]["changed"])
+    beside = families.unexpected_changes(read, found["base"]["changed"])
     assert beside == SEEN.get(name, [])
 
 

@@ -10,7 +10,7 @@ from ropext.families.params import keep_query_scales
 from ropext.families.published import recipe_of
 from ropext.families.reading import as_read, interpret, read
 from ropext.families.respelling import check_spellings, respell, with_spelling_in_force
-from ropext.families.writing import FREE_KEYS, as_written, changed_beside, write
+from ropext.families.writing import FREE_KEYS, as_written, unexpected_changes, write
 
 __all__ = [
     "FREE_KEYS",
@@ -18,7 +18,6 @@ __all__ = [
     "Model",
     "as_read",
     "as_written",
-    "changed_beside",
     "check_spellings",
     "diff",
     "interpret",
@@ -27,6 +26,7 @@ __all__ = [
     "recipe_of",
     "respell",
     "text_part",
+    "unexpected_changes",
     "with_spelling_in_force",
     "write",
 ]

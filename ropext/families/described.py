@@ -62,7 +62,7 @@ _BY_SHAPE: dict[str, Facts] = {}
 def remember_facts(config: JsonObject, facts: Facts) -> None:
     """Keep the facts about the types of a config, for later reads of it."""
     _BY_CONFIG.setdefault(digest(config), facts)
-    _BY_SHAPE[_shape(config)] = facts
+    _BY_SHAPE[_shape_of_config(config)] = facts
 
 
 def remembered_facts(config: JsonObject) -> Facts:
@@ -70,7 +70,7 @@ def remembered_facts(config: JsonObject) -> Facts:
     keys that an extension writes."""
     facts = _BY_CONFIG.get(digest(config))
     if facts is None:
-        return _BY_SHAPE.get(_shape(config), NO_FACTS)
+        return _BY_SHAPE.get(_shape_of_config(config), NO_FACTS)
     return facts
 
 
@@ -85,7 +85,7 @@ def forget() -> None:
     _BY_SHAPE.clear()
 
 
-def _shape(config: JsonObject) -> str:
+def _shape_of_config(config: JsonObject) -> str:
     return digest(_without_written(config))
 
 

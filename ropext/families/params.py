@@ -173,19 +173,19 @@ def _three_keys(text: TextConfig, short: Params, whole: Params) -> Params:
     return {key: value for key, value in derived.items() if key in whole} | short
 
 
-def _beside(text: TextConfig, paths: tuple[str, ...]) -> list[tuple[str, float]]:
+def _stated_outside_dicts(text: TextConfig, paths: tuple[str, ...]) -> list[tuple[str, float]]:
     """Return the places outside the rope dicts that state a number, each with its value."""
     holders = [text.at(path) for path in paths]
     values = [(d.name(key), d.number(key, most=forms.LARGEST_THETA)) for d, key in holders]
     return [(place, value) for place, value in values if value is not None]
 
 
-def _given(text: TextConfig, *sources: Dict | None) -> list[tuple[str, Params]]:
+def _given_rope_dicts(text: TextConfig, *sources: Dict | None) -> list[tuple[str, Params]]:
     """Return the rope dicts that hold something, each under its name."""
     return [(s.where, normalised(s, text.row)) for s in sources if s is not None and s.values]
 
 
-def _completed(params: Params, **defaults: float | None) -> Params:
+def _completed_rope_dict(params: Params, **defaults: float | None) -> Params:
     """Return a rope dict with these keys, if it lacks them."""
     absent = {k: v for k, v in defaults.items() if v is not None and k not in params}
     return params | absent
@@ -196,7 +196,7 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
     row = text.row
     defaults = text.defaults
     sources = [text.object("rope_scaling"), text.object("rope_parameters")]
-    given = _given(text, *sources)
+    given = _given_rope_dicts(text, *sources)
     _refuse_nested([s for s in sources if s is not None])
     conflicts: list[Problem] = []
     if len(given) == 2:
@@ -209,7 +209,7 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
     usual["partial_rotary_factor"] = defaults.get("partial") if row.partial else None
     for key, paths in (("rope_theta", row.theta), ("partial_rotary_factor", row.partial)):
         inside = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
-        beside = _beside(text, paths)
+        beside = _stated_outside_dicts(text, paths)
         if key in row.partial and (share := _rotating_share(text)):
             beside.append((f"{text.name(row.rotary_dim)} / head_dim", share))
         conflicts += scalar_conflicts(inside + beside)
@@ -218,12 +218,12 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
             unsaid = (f"{paths[0]} (absent, so the class default)", usual[key])
             conflicts += scalar_conflicts([unsaid, *beside])
         elif beside:
-            current = _completed(current, **{key: beside[0][1]})
-    if row.still:
-        conflicts += _uncut(text, given, current)
-    current = _completed(current, **usual)
+            current = _completed_rope_dict(current, **{key: beside[0][1]})
+    if row.non_rotating_key:
+        conflicts += _share_conflict(text, given, current)
+    current = _completed_rope_dict(current, **usual)
     if len(given) == 2 and not conflicts:
-        conflicts += _lost(text, given, current)
+        conflicts += _lost_keys(text, given, current)
     return {"": current}, conflicts
 
 
@@ -231,11 +231,13 @@ def turning_share(text: TextConfig) -> float | None:
     """Return the share of a head that rotates, if the class counts the other channels by
     themselves."""
     turning = text.size(text.row.dim)
-    still = text.size(text.row.still)
+    still = text.size(text.row.non_rotating_key)
     return turning / (turning + still) if turning and still else None
 
 
-def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
+def _share_conflict(
+    text: TextConfig, given: list[tuple[str, Params]], current: Params
+) -> Iterator[Problem]:
     """Yield a problem if stock would rotate another share of a head than the config's channels."""
     name = "partial_rotary_factor"
     share = turning_share(text)
@@ -248,11 +250,13 @@ def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -
         yield conflict((name, read), (f"{text.name(text.row.dim)} / head_dim", share))
 
 
-def _lost(text: TextConfig, given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
+def _lost_keys(
+    text: TextConfig, given: list[tuple[str, Params]], current: Params
+) -> Iterator[Problem]:
     """Yield a problem for each key that rope_parameters alone has while rope_scaling wins: stock
     reads the class default."""
     (winner, _), (loser, ignored) = given
-    above = text.number("partial_rotary_factor") if text.row.still else None
+    above = text.number("partial_rotary_factor") if text.row.non_rotating_key else None
     for key in ("rope_theta", "partial_rotary_factor"):
         if key in ignored and not forms.agree(ignored[key], current.get(key, above or 1.0)):
             read = f"{key} beside {winner}, which is read instead,"
@@ -349,7 +353,7 @@ def _read_label(
     null = modern is not None and label.name in modern.values and inner is None
     if null and text.row.legacy == "absent":
         return None, []  # no rotation; the older families take null for the class default
-    given = _given(text, flat, inner)
+    given = _given_rope_dicts(text, flat, inner)
     if not given and not class_default:
         return None, []
     alone = flat is not None and not (inner is not None and inner.values)
@@ -359,7 +363,7 @@ def _read_label(
     if len(given) == 2:
         conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))
     inside = [(f"{where}.rope_theta", p["rope_theta"]) for where, p in given if "rope_theta" in p]
-    beside = _beside(text, (label.theta,) if label.theta else ())
+    beside = _stated_outside_dicts(text, (label.theta,) if label.theta else ())
     conflicts += scalar_conflicts(inside + beside)
     theta = {"rope_theta": beside[0][1]} if beside else {}
     if not given:
@@ -369,4 +373,4 @@ def _read_label(
         current |= params
     keys = ("rope_theta", "partial_rotary_factor")
     defaults = {key: class_default.get(key) for key in keys} | theta
-    return _completed(current, **defaults), conflicts
+    return _completed_rope_dict(current, **defaults), conflicts

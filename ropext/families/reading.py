@@ -150,7 +150,7 @@ def interpret(
     if not any(site.scaled for site in sites):
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
     sites, lengths, length_notes = with_lengths(text, sites, source)
-    notes = _described(model_type, text, config, sites) if facts else []
+    notes = _note_on_described_type(model_type, text, config, sites) if facts else []
     notes += length_notes
     if any(text.integer(key, 0) for key in PREDICTING):
         notes.append(PREDICTS)
@@ -229,7 +229,7 @@ def _is_mrope(text: TextConfig) -> bool:
     return about is not None and bool(about.row.get("mrope"))
 
 
-def _described(
+def _note_on_described_type(
     model_type: str, text: TextConfig, config: Mapping[str, Any], sites: tuple[RopeSite, ...]
 ) -> list[str]:
     """Return a note if stock described a type that the census lacks: the type of the text part or
@@ -243,7 +243,7 @@ def _described(
     if about is None:
         return []
     for module in about.numbers_of(config):
-        if not any(_computes(site, module) for site in sites):
+        if not any(_computes_module(site, module) for site in sites):
             where = f" of {module.label}" if module.label else ""
             raise UnsupportedModel(
                 f"{kind!r} is a model type that this ropext does not know, and transformers"
@@ -260,29 +260,29 @@ def _described(
     return [
         f"[described] {kind} is not among the model types that this ropext knows: transformers"
         f" {about.transformers} was asked how it reads them. No loader was measured on it, and its"
-        f" KV cache is counted by {_counted(about)}{layers}"
+        f" KV cache is counted by {_basis_of_kv_cache(about)}{layers}"
     ]
 
 
-def _counted(about: Described) -> str:
+def _basis_of_kv_cache(about: Described) -> str:
     """Return the basis on which the KV cache of a described type is counted."""
     if about.widths and None not in about.widths:
         return "the sizes of its projections"
     return "the usual keys, which may be others here"
 
 
-def _computes(site: RopeSite, module: Numbers) -> bool:
+def _computes_module(site: RopeSite, module: Numbers) -> bool:
     """Return whether a site has a module's numbers, except for float32's last bits."""
     spectrum = site.rope.spectrum
     if module.label not in ("", site.label) or len(module.inv_freq) != len(spectrum.inv_freq):
         return False
     # For a longrope of two sets, stock shows the set for the length that the config states.
-    same = _close(module.inv_freq, spectrum.inv_freq)
-    same = same or _close(module.inv_freq, spectrum.short_inv_freq or spectrum.inv_freq)
-    return same and _close((module.attention_factor,), (spectrum.attention_factor,))
+    same = _all_close(module.inv_freq, spectrum.inv_freq)
+    same = same or _all_close(module.inv_freq, spectrum.short_inv_freq or spectrum.inv_freq)
+    return same and _all_close((module.attention_factor,), (spectrum.attention_factor,))
 
 
-def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+def _all_close(one: Sequence[float], other: Sequence[float]) -> bool:
     """Return whether all numbers are equal within float32's bounds."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=STOCK_BOUND) for a, b in pairs)

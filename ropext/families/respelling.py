@@ -85,10 +85,10 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
         anew = _written_anew(config, model, [site.params for site in model.scaled_sites], None)
     except RopextError as error:
         return [Problem("", str(error), fixable=False)]
-    faults = _Faults(config, text_config(text_part(config, model.path), model), model)
+    faults = _SpellingFaults(config, text_config(text_part(config, model.path), model), model)
     problems = [*conflicts, *_misplaced(config, model), *_contradicting_lengths(model)]
     for edit in diff(config, anew):
-        problem = faults.of(edit)
+        problem = faults.of_edit(edit)
         # One fault may take several edits: a key in two dicts, or two keys of one dict.
         if problem is not None and problem not in problems:
             problems.append(problem)
@@ -131,7 +131,7 @@ def _contradicting_lengths(model: Model) -> Iterator[Problem]:
 
 
 @dataclass(frozen=True)
-class _Faults:
+class _SpellingFaults:
     """The test which differences between a config and its new spelling mislead a loader.
 
     Many do no harm: stock reads a config without rope_parameters, and a null for an absent key.
@@ -141,7 +141,7 @@ class _Faults:
     text: TextConfig
     model: Model
 
-    def of(self, edit: Edit) -> Problem | None:
+    def of_edit(self, edit: Edit) -> Problem | None:
         """Return the fault that an edit repairs; None if no loader is affected."""
         prefix = "".join(f"{key}." for key in self.model.path)
         length = self._length(edit, prefix)

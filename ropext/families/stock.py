@@ -97,7 +97,7 @@ def describe_unknown_types(config: JsonObject) -> None:
         if here:
             lacks = f"installed is {here}, which lacks it too"
         raise InputError(unknown(kind, lacks))
-    answer = _answer(config, kind)
+    answer = _answer_about_config(config, kind)
     facts = {}
     for name, each in answer["types"].items():
         if name not in census():
@@ -105,16 +105,16 @@ def describe_unknown_types(config: JsonObject) -> None:
     remember_facts(config, facts)
 
 
-def _answer(config: JsonObject, kind: str) -> JsonObject:
+def _answer_about_config(config: JsonObject, kind: str) -> JsonObject:
     """Return the kept answer about a config, else the child's, which is then kept."""
     place = _place_of(config)
-    answer: JsonObject | None = _kept(place)
+    answer: JsonObject | None = _kept_answer(place)
     if answer is None:
         tell_listener(
             f"this ropext does not know the model type {kind!r}: transformers {installed()} is"
             " asked, in a child process, how it reads such a config"
         )
-        answer = _asked(config, kind)
+        answer = _answer_of_child(config, kind)
         if place is not None:
             with suppress(InputError):  # a home that cannot be written: asked again the next time
                 write_json(place, answer)
@@ -154,7 +154,7 @@ def _place_of(config: JsonObject) -> Path | None:
     return folder / "described" / f"{decides.hexdigest()}.json"
 
 
-def _kept(place: Path | None) -> Json:
+def _kept_answer(place: Path | None) -> Json:
     """Return the kept answer; None if there is none, or if it was damaged."""
     if place is None:
         return None
@@ -165,7 +165,7 @@ def _kept(place: Path | None) -> Json:
         return None
 
 
-def _asked(config: JsonObject, kind: str) -> JsonObject:
+def _answer_of_child(config: JsonObject, kind: str) -> JsonObject:
     """Return the child's answer about a config."""
     with tempfile.TemporaryDirectory(prefix="ropext-described-") as folder:
         (Path(folder) / "config.json").write_bytes(dump(dict(config)))

@@ -49,7 +49,7 @@ class Family:
     rotary_dim: str = ""  # a key that gives the rotating channels in place of the partial factor
     # The key for the number of non-rotating channels: stock cuts a head of both by a partial factor
     # that it sets itself, unless there is a rope_scaling.
-    still: str = ""
+    non_rotating_key: str = ""
     # Nested only: key of a dict -> the top-level key that states it for all layers, or one by one.
     shared: Mapping[str, str] = field(default_factory=dict)
     fixed_partial: float = 0.0  # the class sets the factor itself, whatever the config says
@@ -238,7 +238,9 @@ FAMILIES: dict[str, Family] = {
         remark="its weights scale queries by a learned multiple of ln(position + 1)",
     ),
     # Plain RoPE would turn its whole head there; every scaled type cuts it by a partial factor.
-    "mistral4": replace(MLA, still="qk_nope_head_dim", forms=("linear", "yarn", "llama3")),
+    "mistral4": replace(
+        MLA, non_rotating_key="qk_nope_head_dim", forms=("linear", "yarn", "llama3")
+    ),
     "longcat_flash": replace(MLA, dim="head_dim"),
     "deepseek_v4": Family(
         labels=(

@@ -123,7 +123,7 @@ def _write_flat(
         _set_everywhere(text, row.partial, modern["partial_rotary_factor"])
     text["rope_scaling"] = _legacy(modern, row, text.get("rope_scaling"), target)
     text["rope_parameters"] = modern
-    if row.still:
+    if row.non_rotating_key:
         share = turning_share(text_config(text, model))
         modern["partial_rotary_factor"] = text["partial_rotary_factor"] = share
     return modern
@@ -248,7 +248,7 @@ def write(
     return out
 
 
-def changed_beside(model: Model, changed: Iterable[str]) -> list[str]:
+def unexpected_changes(model: Model, changed: Iterable[str]) -> list[str]:
     """Return the dotted keys that stock reads differently from the base's and that no extension of
     this model changes: scales of queries or logits, keys for the rotating layers, sizes."""
     row = family(model.text_type, model.described)

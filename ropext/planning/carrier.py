@@ -61,35 +61,35 @@ class PlannedExtension(Protocol):
 
     @property
     def name(self) -> str:
-        """The base, as the user named it."""
+        """The base of the plan, as the user named it."""
 
     @property
     def main(self) -> RopeSite:
-        """The embedding that is scaled."""
+        """The rotary embedding that the plan scales."""
 
     @property
     def context(self) -> int:
-        """The number of tokens that the base reads."""
+        """The number of tokens that the base of the plan reads."""
 
     @property
     def target(self) -> int:
-        """The number of tokens that the result reads."""
+        """The number of tokens that the planned result reads."""
 
     @property
     def config(self) -> dict[str, Json]:
-        """The config with the edits."""
+        """The config with the planned edits."""
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """The changed config keys."""
+        """The config keys that the plan changes."""
 
     @property
     def readings(self) -> tuple[LoaderReading, ...]:
-        """The reading of the result by each engine."""
+        """The reading of the planned result by each engine."""
 
     @property
     def recipe(self) -> Extend:
-        """The request."""
+        """The request that the plan is for."""
 
 
 @dataclass(frozen=True)
@@ -128,19 +128,19 @@ class Carrier:
 
     @property
     def three_axes(self) -> bool:
-        """Whether the engines that read the result rotate images by three axes (mRoPE)."""
+        """Whether the engines that read the planned result rotate images by three axes (mRoPE)."""
         return self.in_transformers and self.model.mrope
 
     @property
-    def where(self) -> str:
-        """Words for the place that would have to carry a spectrum."""
+    def place_in_words(self) -> str:
+        """Words in a refused plan for the place that would have to carry a spectrum."""
         model = self.model
         return f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
 
     def offers(self, site: RopeSite, native: Params | None, target: int) -> Iterator[Params]:
-        """Yield each rope dict that gives exactly the wanted spectrum of a site, in the family's
-        spelling, the most widely read first. The site has the present dict; `native` is the
-        method's own."""
+        """Yield each rope dict that `extend` could write for exactly the wanted spectrum of a site,
+        in the family's spelling, the most widely read first. The site has the present dict;
+        `native` is the method's own."""
         model = self.model
         allowed = model.forms + self.more_forms
         for params in forms.candidates(site.rope, site.wanted, target, native):
@@ -152,15 +152,15 @@ class Carrier:
                 yield families.as_written(model, params, site.rope)
 
     def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
-        """Return whether these loaders read a site exactly as wanted. An unmeasured loader counts
-        as exact if `even_so`."""
+        """Return whether these loaders read a planned site exactly as wanted. An unmeasured loader
+        counts as exact if `even_so`."""
         model = self.model
         return loaders.exact_in(
             names, model.text_type, site.params, even_so=even_so, model_type=model.model_type
         )
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
-        """Return the reading of a site by each loader."""
+        """Return the reading of a planned site by each loader."""
         model = self.model
         return loaders.readings(
             model.text_type,
@@ -178,21 +178,23 @@ class Carrier:
         return tuple(families.diff(before, after))
 
     def log_of(self, plan: PlannedExtension) -> str:
-        """Return how a program's log shows that the scaling is on; "" if none does."""
+        """Return the lines of a program's log that show that the planned scaling is on; "" if none
+        does."""
         return ""
 
     def misread(self, name: str, params: Params) -> str:
-        """Return how a loader misreads a dict, if that was measured; else ""."""
+        """Return how a loader misreads a planned rope dict, if that was measured; else ""."""
         model = self.model
         return loaders.misread(name, model.text_type, params, model_type=model.model_type)
 
     def unmeasured(self, name: str, site: RopeSite) -> str:
-        """Return which part of a site was not measured in a loader, and which part was."""
+        """Return which part of a planned site was not measured in a loader, and which part was."""
         model = self.model
         return loaders.unmeasured(name, model.text_type, site.params, model_type=model.model_type)
 
     def nearest(self, loader: str, params: Params, target: int) -> str:
-        """Return the options whose result a loader reads exactly; "" if there are none."""
+        """Return the options of `extend` whose result a loader reads exactly; "" if there are
+        none."""
         model = self.model
         start = ""
         if any(site.rope.is_scaled for site in model.scaled_sites):
@@ -210,8 +212,8 @@ class Carrier:
         )
 
     def overrides(self, plan: PlannedExtension) -> tuple[OverrideLine, ...]:
-        """Return the lines that run the base itself as planned, in each program that is known to
-        read it."""
+        """Return the lines that run the plan's base itself as planned, in each program that is
+        known to read it."""
         if self.model.masked_lm or 0.0 in plan.main.wanted.inv_freq:
             return ()  # a command line cannot set a pair that does not rotate
         name = plan.name
@@ -272,7 +274,8 @@ class Carrier:
         return Programs(readings, lines)
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
-        """Return the readings of the loaders that a name of --for means."""
+        """Return the readings of the loaders that a name of --for means, for the model that is to
+        carry a plan."""
         model = self.model
         listed_readers = loaders.readers_for(model.text_type, model.model_type)
         meant = list[LoaderReading]()
@@ -286,7 +289,8 @@ class Carrier:
 
 
 def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
-    """Return the keys of the text config by which a loader of the base's weights applies a plan."""
+    """Return the keys of the text config by which a loader of the base's weights applies a plan
+    without a written output."""
     text = families.text_part(plan.config, model.path)
     depth = 1 + len(model.path)
     top = [edit for edit in plan.edits if len(edit.path) == depth]
@@ -306,8 +310,8 @@ def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
 
 
 def _older_agrees(config: dict[str, Json], model: Model) -> bool:
-    """Return whether the transformers 4 spellings alone give the numbers of stock transformers
-    5."""
+    """Return whether the transformers 4 spellings of a model that carries a plan alone give the
+    numbers of stock transformers 5."""
     older = copy.deepcopy(config)
     text_part(older, model.path).pop("rope_parameters", None)
     try:

@@ -39,21 +39,24 @@ class GgufCarrier(Carrier):
     cache = CacheRules(256, 512, ("f16", "q8_0", "q4_0"), by_slots=True)
 
     @property
-    def where(self) -> str:
+    def place_in_words(self) -> str:
+        """Words in a refused plan for the GGUF keys that would have to carry a spectrum."""
         return f"keys and tensors that llama.cpp reads of a {self.architecture} GGUF"
 
     def rope_of(self, site: RopeSite) -> GgufRope | None:
-        """Return the keys and divisors from which llama.cpp computes the wanted spectrum of a site;
-        None if none do."""
+        """Return the GGUF keys and divisors from which llama.cpp computes the planned spectrum of a
+        site; None if none do."""
         ropes = gguf.candidates(self.architecture, site.rope, site.wanted, site.params)
         return next(ropes, None)
 
     def offers(self, site: RopeSite, native: Params | None, target: int) -> Iterator[Params]:
+        """Yield each rope dict that GGUF keys can carry for the planned spectrum of a site."""
         for params in super().offers(site, native, target):
             if self.rope_of(replace(site, params=params)) is not None:
                 yield params
 
     def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
+        """Return whether these programs read the planned keys of a GGUF exactly as wanted."""
         if not names:
             return True
         readings = self.readings(site, 0)
@@ -65,9 +68,12 @@ class GgufCarrier(Carrier):
         return True
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
+        """Return the reading of the planned GGUF keys by each program."""
         return gguf.readings(self.architecture, self.rope_of(site), self.model.text_type)
 
     def log_of(self, plan: PlannedExtension) -> str:
+        """Return the lines of llama-server's log that show that the planned scaling is on; "" if
+        none does."""
         rope = self.rope_of(plan.main)
         if rope is None or not loaders.reads_exactly("llama.cpp", plan.readings):
             return ""
@@ -85,6 +91,7 @@ class GgufCarrier(Carrier):
         return ""
 
     def unmeasured(self, name: str, site: RopeSite) -> str:
+        """Return which part of the planned GGUF keys was not measured in a program."""
         readings = self.of_loader(name, self.readings(site, 0))
         return "; ".join(
             f"{reading.loader} {reading.versions}: {reading.why}" for reading in readings
@@ -94,15 +101,16 @@ class GgufCarrier(Carrier):
         return ""
 
     def copy_name(self, name: str) -> str:
-        """Return the name, in a directory, of the file made from a model of this name."""
+        """Return the file name, in a directory, of the planned GGUF of a model of this name."""
         last = PurePath(name).name
         return last if last.lower().endswith(".gguf") else "model.gguf"
 
     def place_of(self, name: str) -> str:
-        """Return the place of the file of a model of this name."""
+        """Return the path of the GGUF file that the plan of a model of this name extends."""
         return name
 
     def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
+        """Return the lines that run a planned GGUF file at `place` in each program."""
         file = place
         if not place.lower().endswith(".gguf"):
             file = f"{place}/{self.copy_name(plan.name)}"
@@ -112,6 +120,8 @@ class GgufCarrier(Carrier):
         return loaders.file_lines(file, plan.target, plan.readings, params)
 
     def overrides(self, plan: PlannedExtension) -> tuple[OverrideLine, ...]:
+        """Return the llama-server line that runs the plan's base file as planned, without a
+        copy."""
         if self.model.masked_lm or not loaders.reads_exactly("llama.cpp", plan.readings):
             return ()
         file = self.place_of(plan.name)
@@ -121,7 +131,7 @@ class GgufCarrier(Carrier):
         return (loaders.file_override_line(file, flags, plan.target),)
 
     def _flags(self, plan: PlannedExtension) -> str:
-        """Return the flags by which llama-server reads the file as planned; "" if that needs a
+        """Return the flags by which llama-server reads a GGUF file as planned; "" if that needs a
         copy."""
         rope = self.rope_of(plan.main)
         keys = {edit.key: edit.after for edit in plan.edits}
@@ -137,5 +147,7 @@ class GgufCarrier(Carrier):
         return Programs(readings, lines)
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
+        """Return the readings of the programs that a name of --for means, for the GGUF that is to
+        carry a plan."""
         programs = [reader.loader for reader in loaders.select_file(name)]
         return [reading for reading in readings if reading.loader in programs]

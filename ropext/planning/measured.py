@@ -19,28 +19,30 @@ SHAPE = ("layers", "heads", "kv_heads", "head_dim")
 
 
 @cache
-def _data() -> Mapping[str, Any]:
+def _measured_results() -> Mapping[str, Any]:
+    """Return the content of measured.json: results of untrained methods on one model."""
     content: Mapping[str, Any] = json.loads(
         (files(__package__) / "measured.json").read_text("utf-8")
     )
     return content
 
 
-def _percent(nats: float) -> str:
-    """Return a difference of losses as percent of perplexity, in two digits."""
+def _perplexity_percent(nats: float) -> str:
+    """Return a measured difference of losses as percent of perplexity, in two digits."""
     percent = abs(math.expm1(nats)) * 100
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
-def _more(nats: float) -> str:
-    return f"{_percent(nats)} {'more' if nats > 0 else 'less'}"
+def _perplexity_change(nats: float) -> str:
+    """Return a measured difference of losses as "N % more" or "N % less" perplexity."""
+    return f"{_perplexity_percent(nats)} {'more' if nats > 0 else 'less'}"
 
 
-def _compared(worse: Mapping[str, float]) -> str:
-    """Compare the perplexity of each kind of text with that of truncated text."""
+def _compared_with_truncation(worse: Mapping[str, float]) -> str:
+    """Return the measured perplexity of each kind of text, compared with that of truncated text."""
     kinds = list[str]()
     for kind, nats in worse.items():
-        amount = _more(nats)
+        amount = _perplexity_change(nats)
         than = "than"
         if abs(nats) < EQUAL:
             amount = "the same"
@@ -50,49 +52,52 @@ def _compared(worse: Mapping[str, float]) -> str:
     return ", ".join(kinds)
 
 
-def _where(name: str, model: Model) -> str:
-    """Return the measured model, and whether it is the model of this name."""
-    known = _data()["model"]
+def _measured_model(name: str, model: Model) -> str:
+    """Return the model of measured.json, and whether the planned model of this name is the same."""
+    known = _measured_results()["model"]
     rope = model.scaled_sites[0].rope
     shape = [getattr(model, size) for size in SHAPE]
     is_alike = shape == [known[size] for size in SHAPE] and rope.theta == known["theta"]
     if not is_alike:
         return f"{known['name']} (not this model)"
-    if _letters(known["name"]) in _letters(name):
+    if _letters_of_name(known["name"]) in _letters_of_name(name):
         return f"{known['name']} (this model, by its name and shape)"
     return f"{known['name']} (this model has its shape)"
 
 
-def _letters(name: str) -> str:
+def _letters_of_name(name: str) -> str:
+    """Return the letters and digits of a model's name, to compare it with that of the measured
+    model."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def twofold(name: str, model: Model, method: str) -> str:
-    """Return the results of a method at 2 times the context; those of YaRN if the method was not
-    measured."""
-    methods = _data()["factors"]["2"]
+    """Return the sentence of a plan about a method's measured results at 2 times the context; those
+    of YaRN if the method was not measured."""
+    methods = _measured_results()["factors"]["2"]
     unknown = ""
     if method not in methods:
         unknown = f" ({method} was not measured)"
         method = "yarn"
     seen = methods[method]
     scaling = f"untrained {KNOWN.get(method, method)} at 2×{unknown}"
-    parts = [_compared(seen["worse"])]
+    parts = [_compared_with_truncation(seen["worse"])]
     if "found" in seen:
         share = f"{seen['found'] * 100:.0f} %"
         parts.append(f"{share} of the needles found that truncation cuts off")
     inside = max(seen["inside"].values())
-    parts.append(f"up to {_percent(inside)} more perplexity inside the context")
-    return f"on {_where(name, model)}, {scaling}: {'; '.join(parts)}"
+    parts.append(f"up to {_perplexity_percent(inside)} more perplexity inside the context")
+    return f"on {_measured_model(name, model)}, {scaling}: {'; '.join(parts)}"
 
 
 def farther() -> str:
-    """Return what YaRN gave at 4 and 8 times the context, as the end of a sentence."""
-    factors = _data()["factors"]
-    four, eight = (factors[factor]["yarn"] for factor in ("4", "8"))
-    novels = [_more(seen["worse"]["novels"]) for seen in (four, eight)]
+    """Return YaRN's measured results at 4 and 8 times the context, as the end of a plan's
+    warning."""
+    results = _measured_results()
+    four, eight = (results["factors"][factor]["yarn"] for factor in ("4", "8"))
+    novels = [_perplexity_change(seen["worse"]["novels"]) for seen in (four, eight)]
     share = f"{four['found'] * 100:.0f} %"
     return (
-        f"on {_data()['model']['name']}, YaRN has {novels[0]} perplexity on novels than truncated "
+        f"on {results['model']['name']}, YaRN has {novels[0]} perplexity on novels than truncated "
         f"text at 4× and {novels[1]} at 8×, and finds {share} of the needles at 4×"
     )

@@ -20,7 +20,8 @@ class CacheType:
     bytes: int  # in one block
 
     def bytes_of(self, values: int) -> int | None:
-        """Return the bytes of so many values; None if they do not fill whole blocks."""
+        """Return the bytes of so many values of a KV cache; None if they do not fill whole
+        blocks."""
         if values % self.values:
             return None
         return values // self.values * self.bytes
@@ -44,8 +45,8 @@ class Cache:
     rules: CacheRules
 
     def bytes_at(self, tokens: int, kind: CacheType) -> int | None:
-        """Return the bytes of all sequences, each full with so many tokens; None if the type cannot
-        hold the cache."""
+        """Return the bytes of the KV caches of all sequences, each full with so many tokens; None
+        if the type cannot hold the cache."""
         total = 0
         for layer in self.layers:
             if kind.bytes_of(layer.values) is None:
@@ -55,7 +56,7 @@ class Cache:
         return self.parallel * total
 
     def longest_in(self, room: int, kind: CacheType) -> int | None:
-        """Return the most tokens whose caches fit into so many bytes, in whole steps. It is 0 if
+        """Return the most tokens whose KV caches fit into so many bytes, in whole steps. It is 0 if
         not even one step fits, and None if the type cannot hold the cache."""
         if self.bytes_at(STEP, kind) is None:
             return None
@@ -96,26 +97,29 @@ class MemoryFit:
 
     @property
     def room(self) -> int | None:
-        """The bytes that the weights leave free."""
-        return _room(self.memory, self.weights)
+        """The bytes of memory that the weights leave for the KV cache."""
+        return _free_bytes(self.memory, self.weights)
 
     def holds(self, row: CacheRow) -> bool:
-        """Return whether the length fits with this cache."""
+        """Return whether the length fits into memory with this type of KV cache."""
         taken = row.bytes_at_length
         return taken is not None and self.room is not None and taken <= self.room
 
     def to_json(self) -> dict[str, Any]:
-        rows = [asdict(row) | {"fits": self._judged(row)} for row in self.rows]
+        """Return the answer of `plan --memory` as JSON, each row with whether it fits."""
+        rows = [asdict(row) | {"fits": self._fits_or_unknown(row)} for row in self.rows]
         return asdict(self) | {"rows": rows}
 
-    def _judged(self, row: CacheRow) -> bool | None:
+    def _fits_or_unknown(self, row: CacheRow) -> bool | None:
+        """Return whether the KV cache of a row fits into memory; None if that is not known."""
         if self.room is None or row.bytes_at_length is None:
             return None
         return self.holds(row)
 
 
-def _room(memory: int, weights: int | None) -> int | None:
-    """Return the bytes that the weights leave free; None if their size is not known."""
+def _free_bytes(memory: int, weights: int | None) -> int | None:
+    """Return the bytes of memory that the weights leave for the KV cache; None if their size is not
+    known."""
     if weights is None:
         return None
     return max(0, memory - weights)
@@ -140,7 +144,7 @@ def fit_memory(
         reason = "the config does not say what every layer keeps in the cache"
         return MemoryFit(memory, weights, parallel, length, (), reason)
     cache = Cache(model.kv_layers, parallel, carrier.cache)
-    room = _room(memory, weights)
+    room = _free_bytes(memory, weights)
     rows = list[CacheRow]()
     usual = carrier.cache.types
     for name in types or usual:

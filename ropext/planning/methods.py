@@ -72,6 +72,7 @@ class Attempts:
     """The attempts for one model and target."""
 
     def __init__(self, carrier: Carrier, target: int) -> None:
+        """Begin without attempts; `carrier` stores the results of each method for this target."""
         self.carrier = carrier
         self.model = carrier.model
         self.target = target
@@ -80,8 +81,8 @@ class Attempts:
         self._readings: dict[tuple[str, Attempt], tuple[LoaderReading, ...]] = {}
 
     def wish(self, site: RopeSite, attempt: Attempt) -> WantedSite:
-        """Return the wanted spectrum of a method at a site; raise UsageError if the method cannot
-        run so."""
+        """Return the RoPE frequencies that a method wants at a site; raise UsageError if the method
+        cannot run so."""
         # Who reads the result does not change it.
         key = (site.label, replace(attempt, for_loaders=(), even_so=False))
         if key in self._wishes:
@@ -90,7 +91,7 @@ class Attempts:
         if attempt.from_original:
             rope = site.rope.original()
         if attempt.method == LENGTH_ONLY:
-            wish = WantedSite(site.of(rope), _stated_anew(site, self.target), moves=False)
+            wish = WantedSite(site.of(rope), _with_stated_length(site, self.target), moves=False)
         else:
             knobs = attempt.knobs
             scaled = scaling.scale(rope, attempt.method, self.target, knobs, attempt.attention)
@@ -102,8 +103,8 @@ class Attempts:
         return wish
 
     def planned(self, site: RopeSite, attempt: Attempt) -> RopeSite | None:
-        """Return the site with the dict that carries the attempt as requested; None if no dict
-        does."""
+        """Return the site with the rope dict that carries the attempted method as requested; None
+        if no rope dict does."""
         key = (site.label, attempt)
         if key not in self._planned:
             wish = self.wish(site, attempt)
@@ -117,7 +118,7 @@ class Attempts:
         return self._planned[key]
 
     def readings(self, site: RopeSite, attempt: Attempt) -> tuple[LoaderReading, ...]:
-        """Return the reading of that dict by each loader."""
+        """Return the reading of an attempted method's rope dict by each loader."""
         key = (site.label, attempt)
         if key not in self._readings:
             planned = self.planned(site, attempt)
@@ -126,8 +127,8 @@ class Attempts:
         return self._readings[key]
 
     def row(self, recipe: Extend, method: str, chosen: str = "") -> MethodRow:
-        """Return the two numbers of a method and the rope type that would carry it. The chosen
-        method has the request's knobs, any other its defaults."""
+        """Return the row of a method in the plan's table: its two numbers, and the rope type that
+        would carry it. The chosen method has the request's knobs, any other its defaults."""
         if method == chosen:
             knobs = knobs_for(recipe, method)
         elif needs := scaling.find(method).needs:
@@ -158,13 +159,13 @@ class Attempts:
         )
 
     def able(self, recipe: Extend) -> list[str]:
-        """Return the methods that could be written, at their default knobs."""
+        """Return the methods whose result a config could store, at their default knobs."""
         rows = [self.row(recipe, method) for method in scaling.METHODS]
         return [row.method for row in rows if row.form]
 
 
-def _stated_anew(site: RopeSite, target: int) -> forms.Params:
-    """Return the rope dict of a site for a stated length of `target`.
+def _with_stated_length(site: RopeSite, target: int) -> forms.Params:
+    """Return the rope dict that --length-only writes for a site and a `target`.
 
     For a longrope, vLLM and Phi-3's own class derive the attention factor from the two lengths. So
     the dict gets their ratio, and a different attention factor has to be written.
@@ -186,7 +187,8 @@ class Way:
     misread_by: tuple[str, ...]
 
     def sentence(self) -> str:
-        """Return the options, their condition, and the engines that read the result."""
+        """Return the sentence of the plan about a way to extend a scaled model: options, condition,
+        and the engines that read the result."""
         if self.form is None:
             return f"{self.options}: {self.condition}; cannot be written exactly"
         said = f"{self.options}: {self.condition}; written as {form_name(self.form)}"
@@ -209,7 +211,7 @@ def form_name(rope_type: str | None) -> str:
 
 
 def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> RopeSite:
-    """Return the site as an attempt leaves it; raise NotExpressible if nothing carries that."""
+    """Return the site as a method leaves it; raise NotExpressible if no rope dict carries that."""
     if not site.scaled:
         return site
     planned = attempts.planned(site, attempt)
@@ -219,13 +221,15 @@ def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exte
 
 
 def needs_no_scaling(model: Model) -> bool:
-    """Return whether every pair that rotates does so as often as YaRN's fast pairs, which no ramp
-    moves. Such a pair showed every phase in training many times, and shows no new one beyond."""
+    """Return whether no method would change a pair of this model: every pair that rotates does so
+    as often as YaRN's fast pairs, which no ramp moves. Such a pair showed every phase in training
+    many times, and shows no new one beyond."""
     return fewest_turns([site.rope for site in model.scaled_sites]) >= forms.BETA_FAST
 
 
 def fewest_turns(ropes: Iterable[Rope]) -> float:
-    """Return the rotations of the slowest rotating pair inside the context; 0 if none rotates."""
+    """Return the rotations of the slowest rotating pair inside the context; 0 if none rotates.
+    Methods with a ramp need no scaling above a bound."""
     seen = list[float]()
     for rope in ropes:
         seen += filter(None, turns(rope.spectrum, rope.context))
@@ -279,14 +283,15 @@ def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None
 
 
 def _why_not(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> str:
-    """Return which part of the request nothing carries, and what could be carried instead."""
+    """Return the refusal of a plan whose method no place carries: the part that fails, and what
+    could be carried instead."""
     carrier = attempts.carrier
     method = attempt.method
     names = recipe.for_loaders
     trusted = attempts.planned(site, replace(attempt, even_so=True))
     free = attempts.planned(site, replace(attempt, for_loaders=()))
     if trusted is not None:
-        misread = _misread(carrier, names, free)
+        misread = _first_misreading(carrier, names, free)
         if misread:
             form = trusted.params["rope_type"]
             other = f"--even-so writes {form} scaling instead, which was not measured there"
@@ -314,19 +319,20 @@ def _why_not(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exten
         hint = _from_original(attempts, method, recipe)
     if free is not None and not able and not hint:
         near = {name: carrier.nearest(name, free.params, attempts.target) for name in names}
-        for options, readers in by_options(near).items():
+        for options, readers in loaders_by_options(near).items():
             if options:
-                hint += f"; {options} is the nearest form that {_they(readers, 'reads')} exactly"
-        if not hint and (misread := _misread(carrier, names, free)):
+                who = _loaders_with_verb(readers, "reads")
+                hint += f"; {options} is the nearest form that {who} exactly"
+        if not hint and (misread := _first_misreading(carrier, names, free)):
             hint = f": {misread}"
     if recipe.method is None and recipe.attention is None and not knobs and not able:
         wish = "no method can"  # nobody asked for this one
-    return f"{wish} be written exactly in the {_where(carrier, names)}{hint}"
+    return f"{wish} be written exactly in the {_place_and_loaders(carrier, names)}{hint}"
 
 
 def _not_measured(carrier: Carrier, names: Sequence[str], trusted: RopeSite) -> str:
-    """Return the sentence that loaders of --for were not measured with the dict that would carry
-    it."""
+    """Return the refusal of a plan because loaders of --for were not measured with the rope dict
+    that would carry it."""
     unsure = []
     known = []
     for name in names:
@@ -334,32 +340,35 @@ def _not_measured(carrier: Carrier, names: Sequence[str], trusted: RopeSite) -> 
             unsure.append(name)
             known.append(carrier.unmeasured(name, trusted))
     said = (
-        f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted.params['rope_type']} "
-        f"scaling in {carrier.model.model_type} was not measured"
+        f"--for {','.join(unsure)}: how {_loaders_with_verb(unsure, 'reads')} "
+        f"{trusted.params['rope_type']} scaling in {carrier.model.model_type} was not measured"
     )
     if any(known):
         said += f" ({'; '.join(known)})"
     return f"{said}; --even-so writes it anyway"
 
 
-def by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def loaders_by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the `extend` options that come nearest to the plan, each with the loaders that need
+    them."""
     grouped = dict[str, list[str]]()
     for loader, options in nearest.items():
         grouped.setdefault(options, []).append(loader)
     return {options: tuple(names) for options, names in grouped.items()}
 
 
-def _where(carrier: Carrier, names: Sequence[str]) -> str:
-    """Return words for the place that would have to carry the spectrum, and the loaders that would
-    have to read it."""
-    where = carrier.where
+def _place_and_loaders(carrier: Carrier, names: Sequence[str]) -> str:
+    """Return the clause of a refusal about the place that would have to carry a method's spectrum,
+    and the loaders of --for."""
+    where = carrier.place_in_words
     if names:
-        where += f" and that {_they(names, 'reads')} exactly (--for {','.join(names)})"
+        where += f" and that {_loaders_with_verb(names, 'reads')} exactly (--for {','.join(names)})"
     return where
 
 
-def _misread(carrier: Carrier, names: Sequence[str], site: RopeSite | None) -> str:
-    """Return how the first loader of --for that is known to misread this dict does so; else ""."""
+def _first_misreading(carrier: Carrier, names: Sequence[str], site: RopeSite | None) -> str:
+    """Return how the first loader of --for that is known to misread a planned rope dict does so;
+    else ""."""
     if site is None:
         return ""
     for name in names:
@@ -369,13 +378,14 @@ def _misread(carrier: Carrier, names: Sequence[str], site: RopeSite | None) -> s
     return ""
 
 
-def _they(names: Sequence[str], verb: str) -> str:
+def _loaders_with_verb(names: Sequence[str], verb: str) -> str:
+    """Return the names of loaders with a verb in singular or plural, for a refusal of a plan."""
     return f"{listed(names)} {verb.removesuffix('s') if len(names) > 1 else verb}"
 
 
 def _from_original(attempts: Attempts, method: str, recipe: Extend) -> str:
-    """Return the methods by which a model that is scaled already can be written from its original
-    context, as a clause; "" if there are none."""
+    """Return the methods that can extend a scaled model from its original context, as a clause of a
+    refusal; "" if there are none."""
     model = attempts.model
     target = attempts.target
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
@@ -389,7 +399,7 @@ def _from_original(attempts: Attempts, method: str, recipe: Extend) -> str:
     # A factor would count from the original context there, and mean fewer tokens.
     options = f"--from-original --target {target} --method {first}"
     params = model.scaled_sites[0].params
-    kept = _kept(params) if ITS_METHOD.get(params["rope_type"]) == first else {}
+    kept = _kept_scaling_options(params) if ITS_METHOD.get(params["rope_type"]) == first else {}
     if kept:
         wish = recipe.changed(method=first, from_original=True, factor=None, target=target, **kept)
         carried = attempts.row(wish, first, first).form is not None
@@ -415,30 +425,31 @@ def ways_of(attempts: Attempts, recipe: Extend, method: str) -> tuple[Way, ...]:
     name = "by-parts" if recipe.from_original else method
     row = attempts.row(first, name, method)
     again = "its weights were trained after that scaling, or this is not known"
-    ways = [_way(f"--target {target} --method {name}", again, row)]
+    ways = [_way_of_row(f"--target {target} --method {name}", again, row)]
     if model.asks_original:
         return tuple(ways)
     options, row = _in_one_step(attempts, recipe)
     condition = "its weights were not trained after that scaling"
     if model.scaled_sites[0].params["rope_type"] == "longrope":
         condition += "; its own pair factors are dropped"
-    ways.append(_way(options, condition, row))
+    ways.append(_way_of_row(options, condition, row))
     return tuple(ways)
 
 
-def _way(options: str, condition: str, row: MethodRow) -> Way:
+def _way_of_row(options: str, condition: str, row: MethodRow) -> Way:
+    """Return a way to extend a scaled model from the row of its method."""
     return Way(options, f"if {condition}", row.form, row.read_by, row.misread_by)
 
 
 def _in_one_step(attempts: Attempts, recipe: Extend) -> tuple[str, MethodRow]:
-    """Return the options that scale the model from its original context, with every key of its own
-    scaling, and the row that they give."""
+    """Return the options of `extend` that scale the model from its original context, with every key
+    of its own scaling, and the method row that they give."""
     params = attempts.model.scaled_sites[0].params
     target = attempts.target
     own = ITS_METHOD.get(params["rope_type"], "yarn")
     plain: dict[str, Any] = dict.fromkeys((*KNOBS, "attention_factor", "temperature"))
     for name in dict.fromkeys((own, "yarn", "by-parts")):
-        kept = _kept(params) if name == own else {}
+        kept = _kept_scaling_options(params) if name == own else {}
         wish = plain | kept | {"method": name, "from_original": True, "factor": None}
         row = attempts.row(recipe.changed(**wish, target=target), name, name)
         if row.form is not None:
@@ -447,15 +458,16 @@ def _in_one_step(attempts: Attempts, recipe: Extend) -> tuple[str, MethodRow]:
 
 
 def _as_flags(options: Mapping[str, Any]) -> str:
-    """Return options as a user types them after others."""
+    """Return knobs of a method as flags of `extend`, as a user types them after others."""
     words = ""
     for key, value in options.items():
         words += f" --no-{key}" if value is False else f" {flag(key)} {value:g}"
     return words
 
 
-def _kept(params: forms.Params) -> dict[str, Any]:
-    """Return the options for those keys of a scaling that differ from the defaults."""
+def _kept_scaling_options(params: forms.Params) -> dict[str, Any]:
+    """Return the options of `extend` for those keys of a rope dict that differ from the method's
+    defaults."""
     kind = params["rope_type"]
     if kind not in ITS_METHOD:
         return {}
@@ -492,13 +504,15 @@ class _Case:
 
 
 def rows_of(attempts: Attempts, recipe: Extend, chosen: str) -> tuple[MethodRow, ...]:
-    """Return the row of every method, and of the user's own method if that is the chosen one."""
+    """Return the method rows of a plan's table, with the user's own method if that is the chosen
+    one."""
     return tuple(attempts.row(recipe, method, chosen) for method in scaling.beside(chosen))
 
 
 def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation:
-    """Return the first case that applies and whose method can be written. If a scaled model has
-    none, return the first from its original spectrum. The chosen method has the request's knobs."""
+    """Return the method to recommend in a plan: of the first case that applies and can be written.
+    If a scaled model has none, it starts from the original spectrum. The chosen method has the
+    request's knobs."""
     model = attempts.model
     target = attempts.target
     if model.obstacles:
@@ -509,21 +523,22 @@ def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation
         return Recommendation(LENGTH_ONLY, False, authors.why_length_alone)
     if needs_no_scaling(model) and recipe.attention is None and not recipe.from_original:
         return Recommendation(LENGTH_ONLY, False, _why_no_scaling(model))
-    cases = _cases(attempts.carrier, recipe)
-    first = _first(attempts, recipe, cases, chosen)
+    cases = _cases_for_model(attempts.carrier, recipe)
+    first = _first_writable_case(attempts, recipe, cases, chosen)
     if first is not None:
         return Recommendation(first[0], recipe.from_original, first[1])
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
         anew = recipe.changed(from_original=True)
-        first = _first(attempts, anew, _cases(attempts.carrier, anew))
+        first = _first_writable_case(attempts, anew, _cases_for_model(attempts.carrier, anew))
         if first is not None:
-            why = f"no config can store a scaling of its current frequencies{_for(recipe)}"
+            why = f"no config can store a scaling of its current frequencies{_for_clause(recipe)}"
             return Recommendation(first[0], True, f"{why}; {first[1]}")
-    return Recommendation("none", False, f"no method can be written exactly{_for(recipe)}")
+    return Recommendation("none", False, f"no method can be written exactly{_for_clause(recipe)}")
 
 
 def _why_no_scaling(model: Model) -> str:
+    """Return the reason to recommend --length-only: no rotary pair needs a method."""
     fewest = fewest_turns([site.rope for site in model.scaled_sites])
     context = model.context
     return (
@@ -533,12 +548,13 @@ def _why_no_scaling(model: Model) -> str:
     )
 
 
-def _for(recipe: Extend) -> str:
+def _for_clause(recipe: Extend) -> str:
+    """Return the loaders of --for as a clause of a recommendation."""
     return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
 
 
-def _cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
-    """Return every case that applies, the most specific first."""
+def _cases_for_model(carrier: Carrier, recipe: Extend) -> list[_Case]:
+    """Return every case of a model or request that recommends a method, the most specific first."""
     model = carrier.model
     three_axes = carrier.three_axes
     pairs = model.scaled_sites[0].rope.dim // 2
@@ -569,10 +585,10 @@ def _cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
     return again
 
 
-def _first(
+def _first_writable_case(
     attempts: Attempts, recipe: Extend, cases: Sequence[_Case], chosen: str = ""
 ) -> tuple[str, str] | None:
-    """Return method and reason of the first case whose method can be written; None if there is
+    """Return method and reason of the first recommended case that can be written; None if there is
     none."""
     passed: dict[str, list[str]] = {}
     for case in cases:
@@ -597,14 +613,14 @@ def _first(
 
 
 def default_method(attempts: Attempts, recipe: Extend) -> str:
-    """Return the first recommended method that can be written and has the given knobs. With --for,
-    every loader in it must read the result exactly."""
+    """Return the method for a request that names none: the first recommended one that can be
+    written and has the given knobs. With --for, every loader in it must read the result exactly."""
     given = {name for name in KNOBS if getattr(recipe, name) is not None}
     able = list[_Case]()
-    for case in _cases(attempts.carrier, recipe):
+    for case in _cases_for_model(attempts.carrier, recipe):
         if given <= set(scaling.find(case.method).knob_names()):
             able.append(case)
-    first = _first(attempts, recipe, able)
+    first = _first_writable_case(attempts, recipe, able)
     if first is not None:
         return first[0]
     preferred = PREFERRED_MROPE if attempts.carrier.three_axes else PREFERRED

@@ -23,8 +23,8 @@ from ropext.planning.methods import (
     MethodRow,
     Recommendation,
     Way,
-    by_options,
     form_name,
+    loaders_by_options,
     recommend,
     rows_of,
     ways_of,
@@ -73,31 +73,34 @@ class ExtensionPlan:
     words: Words = DIRECTORY  # the words for the output in texts
 
     def __repr__(self) -> str:
+        """Return a line with the model, the context, the target and the method of the plan."""
         far = f"{self.context:,} -> {self.target:,} tokens"
         return f"<Plan for {self.name}: {far} by {self.method}{self.form}>"
 
     @property
     def form(self) -> str:
-        """The rope type that carries it, as a clause."""
+        """The rope type that the plan writes, as a clause."""
         return ""
 
     @property
     def factor(self) -> float:
+        """The target of the plan divided by its context."""
         return self.target / self.context
 
     @property
     def readings(self) -> tuple[loaders.LoaderReading, ...]:
-        """The reading of the result by each engine."""
+        """The reading of the planned result by each engine."""
         return ()
 
     @property
     def kv_cache_bytes(self) -> int | None:
-        """The bytes of one sequence of `target` tokens, at 2 bytes a value."""
+        """The bytes of the KV cache for one sequence of the planned `target` tokens, at 2 bytes a
+        value."""
         return None
 
     @property
     def main(self) -> RopeSite:
-        """The embedding that the diagnostics are about: the first scaled one."""
+        """The planned site that facts and warnings are about: the first scaled one."""
         return next(site for site in self.sites if site.scaled)
 
     @property
@@ -107,21 +110,21 @@ class ExtensionPlan:
 
     @property
     def in_memory(self) -> InMemory:
-        """The changes to a loaded model besides its config."""
+        """The changes of the plan to a loaded model besides its config."""
         return InMemory(self.growth, self.fold)
 
     @property
     def weights(self) -> str:
-        """A sentence for the model card about the weights."""
+        """A sentence about the weights for the model card of a planned extension."""
         return "The weights are those of the base; only config.json changed."
 
     def what_grows(self, base: str) -> str:
-        """Return the beginning of a sentence: the extended part of the base."""
+        """Return the beginning of a sentence in the model card: the extended part of the base."""
         return f"The context of {base} was extended"
 
     @property
     def command(self) -> str:
-        """Return the command line that writes this plan."""
+        """Return the `ropext extend` command line that writes this plan."""
         line = ["ropext", "extend", self.name]
         if not self.recipe.length_only:
             line += ["--method", self.method]
@@ -150,17 +153,18 @@ class ExtensionPlan:
         return []
 
     def compared(self) -> Table:
-        """Return a table that compares the methods for this model; it has no rows if nothing
+        """Return a table that compares the methods for the planned model; it has no rows if nothing
         distinguishes them."""
         return Table("", "", (), ())
 
     def spectra(self) -> dict[str, Spectrum]:
-        """Return the spectrum of every method that needs no input, and this plan's own."""
+        """Return the RoPE frequencies of every method that needs no input, and of this plan's
+        own."""
         return {}
 
     def remarks(self, *, warnings_first: bool = False) -> list[str]:
-        """Return every note and warning, each with that word before it; the warnings of one name
-        are one remark."""
+        """Return every note and warning of the plan, each with that word before it; the warnings of
+        one name are one remark."""
         notes = [f"note: {note}" for note in self.notes]
         kinds = dict[str, str]()
         for warning in self.warnings:
@@ -174,7 +178,7 @@ class ExtensionPlan:
 
     @property
     def uncarried(self) -> str:
-        """The reason why no directory can store it; "" if one can."""
+        """The reason why no directory can store the plan; "" if one can."""
         return "" if self.fold is None else self_extend.UNCARRIED
 
     @property
@@ -202,8 +206,8 @@ class ExtensionPlan:
 
     @property
     def measured(self) -> str:
-        """Return what such a scaling gave on the measured model; "" if something is trained for
-        it, or if a warning says it."""
+        """The results of such a scaling on the measured model; "" if something is trained for the
+        planned length, or if a warning has them."""
         return ""
 
     @property
@@ -214,7 +218,8 @@ class ExtensionPlan:
 
     @property
     def training(self) -> str:
-        """Advice on how to train the model for its length, as an order; "" if there is none."""
+        """Advice on how to train the model for the planned length, as an order; "" if there is
+        none."""
         return ""
 
     def require_training(self) -> None:
@@ -233,11 +238,12 @@ class ExtensionPlan:
 
     @property
     def log(self) -> str:
-        """Return how a program's log shows that the scaling is on; "" if none does."""
+        """Return the lines in a program's log that show that the planned scaling is on; "" if none
+        does."""
         return ""
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
-        """Return the lines that run the result from `directory` in each loader."""
+        """Return the lines that run the planned result from `directory` in each loader."""
         return ()
 
     def overrides(self) -> tuple[loaders.OverrideLine, ...]:
@@ -251,17 +257,17 @@ class ExtensionPlan:
         return {}
 
     def nearest_by_options(self) -> dict[str, tuple[str, ...]]:
-        """Return the same by options: the loaders that read their result exactly."""
-        return by_options(self.nearest())
+        """Return the options of `nearest`, each with the loaders that read their result exactly."""
+        return loaders_by_options(self.nearest())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as one JSON document."""
+        """Return the plan as the JSON document of `ropext plan --json`."""
         names = ("method", "knobs", "context", "target", "factor", "config")
         return {"model": self.name, **{name: getattr(self, name) for name in names}}
 
 
 def why_unfolded(carrier: Carrier) -> str:
-    """Return why Self-Extend cannot read a model; "" if it can."""
+    """Return why the plan cannot offer Self-Extend for a model; "" if it can."""
     model = carrier.model
     if not carrier.in_transformers:
         return "no class in transformers"
@@ -294,17 +300,17 @@ class Plan(ExtensionPlan):
 
     @cached_property
     def methods(self) -> tuple[MethodRow, ...]:
-        """The row of every method."""
+        """The row of every method in the plan's table."""
         return rows_of(self.attempts, self.recipe, self.method)
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
-        """Both ways to extend a model that is scaled already."""
+        """Both ways to extend a model whose config is scaled already."""
         return ways_of(self.attempts, self.recipe, self.method)
 
     @cached_property
     def recommendation(self) -> Recommendation:
-        """The method to take, and why."""
+        """The method that the plan recommends, and why."""
         others = self.recipe.changed(length_only=False)  # the methods' rows are about a scaling
         return self.advised or recommend(self.attempts, others, self.method)
 
@@ -355,6 +361,8 @@ class Plan(ExtensionPlan):
         return "train (--finetune DATA)"
 
     def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
+        """Return the facts that `ropext plan` prints: the lengths, the advice, the results measured
+        elsewhere and the other ways to extend."""
         facts = list[tuple[str, str]]()
         now = self.model.scaled_sites[0].rope
         if now.original_context != now.context:  # from which of them a factor counts
@@ -474,6 +482,7 @@ class Plan(ExtensionPlan):
         return nearest
 
     def to_json(self) -> dict[str, Any]:
+        """Return the plan as the JSON document of `ropext plan --json`."""
         return {
             "model": self.name,
             "model_type": self.model.model_type,
@@ -511,7 +520,7 @@ FARTHEST = 512
 
 
 def too_far(recipe: Extend, context: int, target: int) -> str:
-    """Return a question for a factor that nobody has reached; "" for any other factor."""
+    """Return a question for a planned factor that nobody has reached; "" for any other factor."""
     factor = target / context
     if factor <= FARTHEST or recipe.even_so:
         return ""
@@ -525,6 +534,7 @@ def too_far(recipe: Extend, context: int, target: int) -> str:
 
 
 def _site_json(site: RopeSite) -> dict[str, Any]:
+    """Return one planned rotary embedding as the JSON of a plan lists it."""
     return {
         "label": site.label,
         "scaled": site.scaled,

@@ -112,8 +112,8 @@ def make_plan(
 
 
 def _no_attention_factor(plan: Plan) -> str:
-    """Return which attention factor LongRoPE's code would take, if neither the file of pair factors
-    nor an option gives one."""
+    """Return the note of a plan on the attention factor that LongRoPE's code would take, if neither
+    the file of pair factors nor an option gives one."""
     rope = plan.main.rope
     if plan.method != "longrope" or plan.recipe.attention is not None or rope.is_scaled:
         return ""
@@ -125,8 +125,8 @@ def _no_attention_factor(plan: Plan) -> str:
 
 
 def _leaves_the_spectrum(model: Model, recipe: Extend, target: int) -> bool:
-    """Return whether the request has no method and needs none: no pair needs scaling, or the
-    authors' card reaches the target already."""
+    """Return whether a request to `extend` has no method and needs none: no pair needs scaling, or
+    the authors' card reaches the target already."""
     authors = families.recipe_of(model)
     understated = authors is not None and authors.understates(model.context, target)
     if not (understated or needs_no_scaling(model)) or model.obstacles:
@@ -166,7 +166,7 @@ def make_folded_plan(
 
 
 def _read_again(written: dict[str, Any], method: str, wanted: Mapping[str, Spectrum]) -> None:
-    """Raise NotExpressible if ropext cannot read the new config, or reads another spectrum from
+    """Raise NotExpressible if ropext cannot read the planned config, or reads another spectrum from
     it."""
     try:
         read = families.as_read(written)
@@ -184,8 +184,8 @@ def _read_again(written: dict[str, Any], method: str, wanted: Mapping[str, Spect
 
 
 def _context(model: Model, recipe: Extend) -> int:
-    """Return the context that the factor counts from; raise UsageError if the request needs a
-    length and has none."""
+    """Return the context from which the factor of a plan counts; raise UsageError if the request
+    needs a length and has none."""
     asks = model.asks_original if recipe.from_original else model.asks_context
     if asks:
         raise UsageError(asks)

@@ -22,6 +22,7 @@ VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
 
 
 def published(plan: Plan) -> str:
+    """Warn of a plan that differs from the recipe that the model's authors published."""
     authors = plan.authors
     if authors is None or authors.agrees(plan):
         return ""
@@ -29,6 +30,7 @@ def published(plan: Plan) -> str:
 
 
 def length_only(plan: Plan) -> str:
+    """Warn that --length-only leaves the RoPE frequencies as they are."""
     return (
         "[length-only] the RoPE frequencies stay the same: only the stated length goes from "
         f"{plan.context:,} to {plan.target:,}, for a model that reads further than it states, or "
@@ -37,6 +39,7 @@ def length_only(plan: Plan) -> str:
 
 
 def nothing_moves(plan: Plan) -> str:
+    """Warn of a plan whose method changes no RoPE frequency."""
     main = plan.main
     if plan.recipe.length_only or main.wanted.inv_freq != main.rope.spectrum.inv_freq:
         return ""
@@ -44,6 +47,7 @@ def nothing_moves(plan: Plan) -> str:
 
 
 def pairs_stop(plan: Plan) -> str:
+    """Warn of rotary pairs that the plan stops."""
     main = plan.main
     pairs = zip(main.wanted.inv_freq, main.rope.spectrum.inv_freq, strict=True)
     still = [i for i, (turn, before) in enumerate(pairs) if not turn and before]
@@ -59,6 +63,7 @@ def pairs_stop(plan: Plan) -> str:
 
 
 def farther_than_anybody(plan: Plan) -> str:
+    """Warn of a planned factor that nobody has reached."""
     doubt = too_far(plan.recipe, plan.context, plan.target)
     if not doubt:
         return ""
@@ -93,6 +98,7 @@ def far(plan: Plan) -> str:
 
 
 def not_longer(plan: Plan) -> str:
+    """Warn of a plan whose target is not above the model's context today."""
     if plan.target > plan.model.context:
         return ""
     return reached(plan.target, plan.model.context)
@@ -113,6 +119,8 @@ def reached(target: int, context: int) -> str:
 
 
 def temperature(plan: Plan) -> str:
+    """Warn of a planned attention factor that this family applies to a part of the logits, or not
+    at all."""
     if plan.main.wanted.attention_factor == plan.main.rope.attention_factor:
         return ""
     if plan.model.temperature == "rotated channels":
@@ -129,14 +137,17 @@ def temperature(plan: Plan) -> str:
 
 
 def unknown_keys_of_yarn(plan: Plan) -> str:
+    """Warn that transformers does not know attn_factor in a planned rope dict."""
     return _unknown_keys(plan, "attn_factor")
 
 
 def unknown_keys_of_longrope(plan: Plan) -> str:
+    """Warn that transformers does not know the mscales in a planned rope dict."""
     return _unknown_keys(plan, "short_mscale, long_mscale")
 
 
 def _unknown_keys(plan: Plan, keys: str) -> str:
+    """Return the warning of a plan about keys that transformers does not recognise."""
     if not plan.carrier.in_transformers:
         return ""
     return (
@@ -146,6 +157,7 @@ def _unknown_keys(plan: Plan, keys: str) -> str:
 
 
 def form_of_mrope(plan: Plan) -> str:
+    """Warn of a planned rope type under which vLLM and SGLang lose mRoPE."""
     if plan.main.params["rope_type"] in ("default", "yarn"):
         return ""
     return (
@@ -156,6 +168,7 @@ def form_of_mrope(plan: Plan) -> str:
 
 
 def ramp_of_mrope(plan: Plan) -> str:
+    """Warn that vLLM computes the ramp of a planned yarn under mRoPE from another length."""
     if plan.main.params["rope_type"] != "yarn":
         return ""
     if plan.model.text_type.startswith(VLLM_ONE_POSITION):
@@ -171,6 +184,7 @@ def ramp_of_mrope(plan: Plan) -> str:
 
 
 def images_of_mrope(plan: Plan) -> str:
+    """Warn that the planned factor counts positions, of which an image takes fewer than tokens."""
     if plan.target <= plan.context:
         return ""
     return (
@@ -181,6 +195,7 @@ def images_of_mrope(plan: Plan) -> str:
 
 
 def softmax(plan: Plan) -> str:
+    """Warn of a plan that changes the softmax factor (DeepSeek's mscale_all_dim)."""
     main = plan.main
     before = next(s for s in plan.model.sites if s.label == main.label).rope.softmax_factor
     if before == main.wanted.softmax_factor:
@@ -192,6 +207,7 @@ def softmax(plan: Plan) -> str:
 
 
 def float32(plan: Plan) -> str:
+    """Warn of a target so long that float32 angles are inexact."""
     if plan.target <= FLOAT32_MATTERS:
         return ""
     program = "transformers" if plan.carrier.in_transformers else "llama.cpp"
@@ -202,6 +218,7 @@ def float32(plan: Plan) -> str:
 
 
 def two_sets(plan: Plan) -> str:
+    """Warn of a planned longrope with two sets of pair factors."""
     if plan.main.wanted.short_inv_freq is None:
         return ""
     return (
@@ -212,6 +229,7 @@ def two_sets(plan: Plan) -> str:
 
 
 def disputed(plan: Plan) -> str:
+    """Warn of a model about whose scaling published sources contradict each other."""
     if plan.authors is None or not plan.authors.contradiction:
         return ""
     return f"[disputed] {plan.authors.contradiction}"
@@ -261,7 +279,7 @@ ROTARY: dict[Callable[[Plan], str], str] = {
 
 
 def warnings_of(plan: Plan) -> tuple[str, ...]:
-    """Return the warnings of a plan for rotary embeddings."""
+    """Return the warnings of a plan for rotary embeddings, in the order of printing."""
     recipe = plan.recipe
     has = {EVERY, plan.main.params["rope_type"]}
     has.update(plan.main.params)
@@ -291,7 +309,8 @@ Subject = TypeVar("Subject")
 
 
 def sentences_of(rows: Iterable[Callable[[Subject], str]], subject: Subject) -> list[str]:
-    """Return the sentences of the rows that apply."""
+    """Return the warnings that apply to a plan; each row is a function that returns its warning or
+    ""."""
     sentences = list[str]()
     for row in rows:
         sentence = row(subject)

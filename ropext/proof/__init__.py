@@ -252,7 +252,7 @@ def prove_plan(
     promise = ExpectedRotary(plan.sites, plan.factor)
     request = BuildRequest(directory, text_path, base, promise, plan.context, plan.target)
     proved = prove(request, trust_remote_code=trust_remote_code)
-    others = families.changed_beside(families.as_read(dict(base)), proved.changed or ())
+    others = families.unexpected_changes(families.as_read(dict(base)), proved.changed or ())
     if others:
         raise ProofFailed(
             f"verification: transformers {proved.transformers} reads {listed(others[:LISTED])} "

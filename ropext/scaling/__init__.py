@@ -117,7 +117,7 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
 
 def native(rope: Rope, scaling: Scaling) -> forms.Params | None:
     """Return the method's own stock dict, which only a plain embedding can use; else None."""
-    if rope.is_scaled or rope.stands or rope.softmax_factor != 1:
+    if rope.is_scaled or rope.has_non_rotating or rope.softmax_factor != 1:
         return None
     return scaling.native
 

@@ -101,7 +101,7 @@ class Rope:
         return all(p in (1, math.inf) for p in factors)
 
     @property
-    def stands(self) -> bool:
+    def has_non_rotating(self) -> bool:
         """Whether some pairs do not turn: only the stock form `proportional` can express that."""
         return math.inf in self.pair_factors
 
@@ -125,7 +125,7 @@ class Rope:
         return replace(
             self,
             context=self.original_context,
-            pair_factors=standing if self.stands else (),
+            pair_factors=standing if self.has_non_rotating else (),
             short_pair_factors=(),
             attention_factor=1.0,
             softmax_factor=1.0,

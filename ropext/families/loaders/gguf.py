@@ -164,14 +164,14 @@ def read(rope: GgufRope, dim: int) -> Spectrum:
     mscale *= rope.attn_factor
     if rope.scaling == "yarn":
         mscale *= 1.0 + 0.1 * math.log(1.0 / freq_scale)
-    inv_freq = _turned(rope, dim, freq_scale, rope.divisors)
+    inv_freq = _pair_angles(rope, dim, freq_scale, rope.divisors)
     if not rope.short or rope.short == rope.divisors:
         return Spectrum(inv_freq, mscale)
-    short = _turned(rope, dim, freq_scale, rope.short)
+    short = _pair_angles(rope, dim, freq_scale, rope.short)
     return Spectrum(inv_freq, mscale, 1.0, short, rope.original)
 
 
-def _turned(
+def _pair_angles(
     rope: GgufRope, dim: int, freq_scale: float, divisors: tuple[float, ...]
 ) -> tuple[float, ...]:
     """Return the angle of each pair at position 1 with these divisors."""
@@ -214,10 +214,10 @@ def farthest(one: Spectrum, other: Spectrum) -> float:
     pairs += zip(one.short_inv_freq or (), other.short_inv_freq or (), strict=True)
     pairs.append((one.attention_factor, other.attention_factor))
     pairs.append((one.softmax_factor, other.softmax_factor))
-    return max(_relative(a, b) for a, b in pairs)
+    return max(_relative_difference(a, b) for a, b in pairs)
 
 
-def _relative(a: float, b: float) -> float:
+def _relative_difference(a: float, b: float) -> float:
     """Return the relative difference of a number from another."""
     if b:
         return abs(a / b - 1)
@@ -226,7 +226,9 @@ def _relative(a: float, b: float) -> float:
     return math.inf
 
 
-def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> Iterator[GgufRope]:
+def _offered_ropes(
+    row: Architecture, rope: Rope, wanted: Spectrum, params: Params
+) -> Iterator[GgufRope]:
     """Yield the keys and divisors to try for this architecture, the most widely read first."""
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
@@ -244,7 +246,9 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
             scaling = "none"
         yield GgufRope(params["rope_theta"], scaling, params["factor"], original)
     # A yarn over non-rotating pairs has the form of a longrope.
-    if params["rope_type"] == "yarn" or (rope.stands and params["rope_type"] == "longrope"):
+    if params["rope_type"] == "yarn" or (
+        rope.has_non_rotating and params["rope_type"] == "longrope"
+    ):
         offer = GgufRope(params["rope_theta"], "yarn", params["factor"], original)
         if "log" in row.adds:
             offer = replace(offer, log_multiplier=rope.mscale_all_dim)
@@ -269,13 +273,13 @@ def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Itera
     that do not rotate in the base do not rotate in the result."""
     row = architecture(name)
     fixed_theta = "theta" in row.lacks and rope.nested  # its windowed layers would follow
-    for offer in _offers(row, rope, wanted, params):
+    for offer in _offered_ropes(row, rope, wanted, params):
         if offer.scaling in row.lacks:
             continue
         if fixed_theta and abs(offer.freq_base / rope.theta - 1) > forms.EXACT:
             continue
-        if rope.stands and not offer.divisors:
-            offer = replace(offer, divisors=_standing(rope))
+        if rope.has_non_rotating and not offer.divisors:
+            offer = replace(offer, divisors=_stopping_divisors(rope))
         ratio = wanted.attention_factor / read(offer, rope.dim).attention_factor
         if not forms.agree(ratio, 1):
             offer = replace(offer, attn_factor=ratio)
@@ -285,7 +289,7 @@ def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Itera
             yield offer
 
 
-def _standing(rope: Rope) -> tuple[float, ...]:
+def _stopping_divisors(rope: Rope) -> tuple[float, ...]:
     """Return divisors that stop the pairs that do not rotate in the base, and leave the rest."""
     divisors = list[float]()
     for factor in rope.pair_factors:
@@ -352,7 +356,7 @@ def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str
     return given
 
 
-def _kind(rope: GgufRope | None) -> str:
+def _kind_of_gguf(rope: GgufRope | None) -> str:
     """Return the way in which a file carries its spectrum; a yarn of Gemma 4 has divisors too."""
     if rope is None or (rope.scaling == "none" and not rope.divisors):
         return "theta"
@@ -382,7 +386,7 @@ def environment(params: Params, target: int) -> str:
 
 def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
     """Return how llama.cpp, and the programs that were read, handle such a file."""
-    kind = _kind(rope)
+    kind = _kind_of_gguf(rope)
     if rope is not None and rope.attn_factor != 1:
         kind += "-attn"
     listed = list[LoaderReading]()

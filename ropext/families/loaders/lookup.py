@@ -242,7 +242,7 @@ def reading_in(
         if known in reader.failed:
             why = f"{known} could not be run: {reader.failed[known]}"
         return LoaderReading(reader.loader, reader.versions, "not measured", why)
-    judged = [_judge(cells.get(kind), kind, params) for kind in kinds]
+    judged = [_cell_for_dict(cells.get(kind), kind, params) for kind in kinds]
     worst = min(judged, key=lambda cell: _WORST_FIRST.index(cell.verdict))
     reasons = list[str]()
     flags = list[str]()
@@ -275,7 +275,7 @@ def reading_in(
     )
 
 
-def _judge(cell: TableCell | None, kind: str, params: Params) -> TableCell:
+def _cell_for_dict(cell: TableCell | None, kind: str, params: Params) -> TableCell:
     """Return the cell for this very dict: "same" can depend on keys that other people omit."""
     if cell is None:
         return TableCell("not measured", f"{described(kind)}: not run in it")
@@ -290,7 +290,7 @@ def _judge(cell: TableCell | None, kind: str, params: Params) -> TableCell:
     return TableCell(cell.otherwise, why, cell.flag)
 
 
-def _covers(reader: LoaderVersions, version: str) -> bool:
+def _covers_version(reader: LoaderVersions, version: str) -> bool:
     """Return whether a version that a user names is one of the reader's, or begins one of them."""
     if reader.versions.split()[0] == version:  # a commit has no other name
         return True
@@ -329,7 +329,7 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
         known = names_for()
         meant = did_you_mean(loader, [*known, *aliases], "none has a name like it;")
         raise UsageError(f"--for {name!r}: no such loader; {meant} known are {', '.join(known)}")
-    return _of_version(name, mine)
+    return _readers_of_version(name, mine)
 
 
 def select_file(name: str) -> tuple[LoaderVersions, ...]:
@@ -343,10 +343,10 @@ def select_file(name: str) -> tuple[LoaderVersions, ...]:
     for reader in readers():  # this table has the version numbers of llama.cpp's commit
         if (reader.loader, reader.versions) == (loader, versions):
             mine = [replace(mine[0], spans=reader.spans)]
-    return _of_version(name, mine)
+    return _readers_of_version(name, mine)
 
 
-def _of_version(name: str, mine: Sequence[LoaderVersions]) -> tuple[LoaderVersions, ...]:
+def _readers_of_version(name: str, mine: Sequence[LoaderVersions]) -> tuple[LoaderVersions, ...]:
     """Return the first of a loader's readers, or the readers with the version of NAME==VERSION."""
     version = loader_table()["aliases"].get(name.lower(), name).partition("==")[2]
     if not version:
@@ -354,7 +354,7 @@ def _of_version(name: str, mine: Sequence[LoaderVersions]) -> tuple[LoaderVersio
     ranges = ", ".join(reader.versions for reader in mine)
     if not version_of(version):
         raise UsageError(f"--for {name!r}: a version is in numbers; measured are {ranges}")
-    fitting = tuple(reader for reader in mine if _covers(reader, version))
+    fitting = tuple(reader for reader in mine if _covers_version(reader, version))
     if not fitting:
         raise NotMeasured(f"--for {name!r}: this version was not measured; measured are {ranges}")
     return fitting
@@ -445,12 +445,12 @@ def nearest_exact(
         order = ["llama3", "yarn", "theta", "linear"]
     mine = kinds_of(params)
     for kind in order:
-        if kind not in mine and _all_read(name, family, kind, model_type):
+        if kind not in mine and _all_read_kind(name, family, kind, model_type):
             return f"{start}--method {methods[kind]}"
     return ""
 
 
-def _all_read(name: str, family: str, kind: str, model_type: str | None) -> bool:
+def _all_read_kind(name: str, family: str, kind: str, model_type: str | None) -> bool:
     """Return whether each version that a name means reads a kind exactly."""
     for reader in select(name):
         cell = reader.families.get(reader.known(family, model_type), {}).get(kind)

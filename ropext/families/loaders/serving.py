@@ -118,9 +118,9 @@ def serving_lines(
         if template["loader"] == "llama.cpp":
             lines.append(_llama_cpp(template, reading, words, family_of_gguf))
         else:
-            note = _needed(template, reading, params, context, target)
+            note = _note_on_needed_option(template, reading, params, context, target)
             command = template["command"].format_map(words)
-            lines.append(_line(template["loader"], reading, command, note))
+            lines.append(_line_or_reason(template["loader"], reading, command, note))
         if directory.masked_lm:
             break
     return tuple(lines)
@@ -215,11 +215,11 @@ def file_lines(
         if template.get("environment", False):
             note += environment(params, target)
         command = template["command"].format_map(words)
-        lines.append(_line(reading.loader, reading, command, note))
+        lines.append(_line_or_reason(reading.loader, reading, command, note))
     return tuple(lines)
 
 
-def _needed(
+def _note_on_needed_option(
     template: ServeData, reading: LoaderReading, params: Params, context: int, target: int
 ) -> str:
     """Return a note on the option that a server needs if it would take another length for itself;
@@ -251,10 +251,10 @@ def _llama_cpp(
             rewritten = template["rewritten"].format_map(words)
             note = "its converter loses this scaling; ropext writes it into the GGUF, exactly"
             return Serving(reading.loader, rewritten, note)
-    return _line(reading.loader, reading, command)
+    return _line_or_reason(reading.loader, reading, command)
 
 
-def _line(loader: str, reading: LoaderReading, command: str, note: str = "") -> Serving:
+def _line_or_reason(loader: str, reading: LoaderReading, command: str, note: str = "") -> Serving:
     """Return the line of a loader; if it misreads the checkpoint, the reason why there is none."""
     if reading.verdict == "same":
         return Serving(loader, command, note)
