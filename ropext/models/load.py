@@ -48,7 +48,7 @@ OUT_OF_MEMORY = (
 
 
 def local_rank() -> int:
-    """Return the rank of this process on its machine, under `accelerate launch`."""
+    """Return the rank of this process on its machine, which chooses the GPU to load a model on."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -286,7 +286,7 @@ def memory_errors(sentence: str) -> Iterator[None]:
 
 
 def out_of_memory(what: str, remains: str = "finished documents are kept") -> str:
-    """Return the sentence of an evaluation whose model in memory ran out of it."""
+    """Return the sentence about a loaded model whose memory ran out while it read."""
     return (
         f"out of memory while reading {what}; {remains}: run again with a smaller --chunk (e.g. "
         "2048), a smaller --slice-memory, or --dtype bfloat16"

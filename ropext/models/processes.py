@@ -20,13 +20,13 @@ WAITING = 6 * 3600  # seconds that processes wait while one loads, reads or writ
 
 
 def rank_and_count() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes, as `accelerate launch` and
-    torchrun set them."""
+    """Return the rank of this process and the number of those that share the model in memory, as
+    `accelerate launch` and torchrun set them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def wait_for_everyone() -> None:
-    """Wait until every process of `accelerate launch` has come here."""
+    """Wait until every process that loads or reads the model in memory has come here."""
     if rank_and_count()[1] == 1:
         return
     from accelerate import PartialState
@@ -40,8 +40,8 @@ def wait_for_everyone() -> None:
 
 
 def is_main() -> bool:
-    """Return whether this process of `accelerate launch` prints and writes; the others only
-    train."""
+    """Return whether this process prints and writes; the others that share the model in memory only
+    compute."""
     return rank_and_count()[0] == 0
 
 
@@ -51,19 +51,19 @@ def is_fsdp() -> bool:
 
 
 def processes_of_each_row() -> int:
-    """Return the number of processes that share a row: with context parallelism each reads a piece
-    of it."""
+    """Return the number of processes whose models in memory share a row: with context parallelism
+    each reads a piece of it."""
     return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
 
 
 def readers() -> int:
-    """Return the number of processes that read separate rows; processes that share a row count
-    once."""
+    """Return the number of processes whose models in memory read separate rows; processes that
+    share a row count once."""
     return max(1, rank_and_count()[1] // processes_of_each_row())
 
 
 def check_rows(rows: int, tokens: int, short: int = 0) -> None:
-    """Raise InputError if the processes of `accelerate launch` cannot share the rows, `short`
+    """Raise InputError if the processes with a model in memory cannot share the rows, `short`
     windows of --keep-short included."""
     count = readers()
     pieces = 2 * processes_of_each_row()
@@ -101,7 +101,8 @@ def check_fsdp(qlora: bool, train: str) -> None:
 
 
 def keep_float32(plugin: "FullyShardedDataParallelPlugin | None") -> None:
-    """Keep in float32 the numbers that accelerate's FSDP2 would round to bfloat16.
+    """Keep in float32 the numbers of a model in memory that accelerate's FSDP2 would round to
+    bfloat16.
 
     They are the loss, and the gradients while they are added up over the processes.
     """
@@ -113,7 +114,7 @@ def keep_float32(plugin: "FullyShardedDataParallelPlugin | None") -> None:
 
 
 def from_first(value: Found) -> Found:
-    """Return the value of the first process of `accelerate launch`, in all processes."""
+    """Return the value of the first process that has the model in memory, in all processes."""
     if rank_and_count()[1] == 1:
         return value
     from torch import distributed

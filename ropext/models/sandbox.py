@@ -33,14 +33,15 @@ MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
 
 
 def build_tokenizer(directory: str) -> int:
-    """Load a tokenizer by transformers in the child process, and return its length."""
+    """Load the tokenizer of a model by transformers in the child process, and return its length."""
     from transformers import AutoTokenizer
 
     return len(AutoTokenizer.from_pretrained(directory, trust_remote_code=False))
 
 
 def encode_text(file: str) -> tuple[int, int]:
-    """Return the numbers of characters and tokens of a short text, encoded in the child process.
+    """Return the numbers of characters and tokens of a short text, encoded by a model's tokenizer
+    in the child process.
 
     The text has all the strings that the tokenizer's normalizers replace.
     """
@@ -99,8 +100,8 @@ class AnswerParser:
 
 
 def main() -> None:
-    """Answer questions about chat templates and tokenizers in the child process until stdin
-    ends."""
+    """Answer questions about the tokenizer and the chat template of a loaded model in the child
+    process, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     answers: dict[str, Callable[..., object]] = {
         "render": render_chat_template,

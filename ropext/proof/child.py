@@ -75,7 +75,8 @@ def block_ropext() -> None:
 
 
 def text_config(config: PreTrainedConfig, path: list[str]) -> PreTrainedConfig:
-    """Return the config that holds the text model's rope dict; `path` leads to it, if known."""
+    """Return the part of transformers' config that holds the rope dict of the built text model;
+    `path` leads to it, if known."""
     if not path:
         return config.get_text_config()
     for key in path:

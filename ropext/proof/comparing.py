@@ -130,10 +130,12 @@ def _rotary_differences(built: "BuiltRotary", site: Site, bound: float) -> list[
     short = built["short_inv_freq"] or numbers
     wanted_short = wanted.short_inv_freq or wanted.inv_freq
     out = []
-    for pair, frequency in enumerate(wanted.inv_freq):
-        out.append(Difference(module, "frequency", pair, frequency, numbers[pair], bound))
-    for pair, frequency in enumerate(wanted_short):
-        out.append(Difference(module, "short-input frequency", pair, frequency, short[pair], bound))
+    for what, planned, found in (
+        ("frequency", wanted.inv_freq, numbers),
+        ("short-input frequency", wanted_short, short),
+    ):
+        for pair, frequency in enumerate(planned):
+            out.append(Difference(module, what, pair, frequency, found[pair], bound))
     attention = built["attention_factor"]
     out.append(
         Difference(module, "attention factor", -1, wanted.attention_factor, attention, bound)

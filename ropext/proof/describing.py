@@ -75,14 +75,14 @@ OTHER_THETA = 777.0  # no class default
 
 
 def config_with_keys(cls: type[PreTrainedConfig], **values: Json) -> PreTrainedConfig:
-    """Return a config of a class of transformers from these keys, with its own values for all
-    others."""
+    """Return the config that a class of transformers makes of these keys in the child process, with
+    its own values for all others."""
     return cls(**values)
 
 
 def field_default(cls: type, key: str) -> int | float | str | None:
     """Return the default of a key in a config class of transformers, before the class derives it
-    from other keys."""
+    from other keys; for the child's description."""
     field = getattr(cls, "__dataclass_fields__", {}).get(key)
     if field is None or not isinstance(field.default, int | float | str):
         return None
@@ -99,7 +99,8 @@ def config_value(config: PreTrainedConfig, key: str) -> Json:
 
 
 def repeated_layer_types(layer_types: list[str]) -> list[str]:
-    """Return the shortest run of layer types that repeats over transformers' default model."""
+    """Return the shortest run of layer types that repeats over transformers' default model, for the
+    child's description."""
     for n in range(1, len(layer_types) - 1):
         if all(t == layer_types[i % n] for i, t in enumerate(layer_types[: len(layer_types) - 1])):
             return layer_types[:n]
@@ -152,8 +153,8 @@ def theta_of_scaled_dict(cls: type[PreTrainedConfig]) -> tuple[Json, Json]:
 
 
 def keys_with_other_spelling(cls: type[PreTrainedConfig]) -> set[str]:
-    """Return the keys of the default rope dict that follow a top-level key of the config if it has
-    one."""
+    """Return the keys of the default rope dict that follow a top-level key of transformers' config
+    if it has one."""
     keys = set()
     names = {
         "rope_theta": ("rope_theta", "rotary_emb_base"),
@@ -348,7 +349,8 @@ def partial_factor_keys(embedding: ProbedEmbedding) -> list[str]:
 
 
 def _declared_keys(config: PreTrainedConfig) -> list[str]:
-    """Return the keys that a config class of transformers itself declares."""
+    """Return the keys that a config class of transformers itself declares, for the child's
+    description."""
     return list(getattr(type(config), "__dataclass_fields__", {}))
 
 
@@ -367,7 +369,7 @@ def theta_keys(embedding: ProbedEmbedding) -> dict[str, list[str]]:
 
 
 def scaled_rope_dicts(pairs: int) -> dict[str, dict[str, Json]]:
-    """Return one rope dict of each scaled type, to see which of them a class of transformers
+    """Return one rope dict of each scaled type, to try which of them a class of transformers
     takes."""
     original: dict[str, Json] = {"factor": 4.0, "original_max_position_embeddings": SHORT}
     return {
@@ -519,8 +521,8 @@ def auto_class(config: PreTrainedConfig) -> str:
 
 
 def path_to_text_config(config: PreTrainedConfig, text: PreTrainedConfig) -> list[str] | None:
-    """Return the keys that lead from a config of transformers to its text part; None if it has no
-    such part."""
+    """Return the keys that lead from a config of transformers to its text part, for the child's
+    description; None if it has no such part."""
     if config is text:
         return []
     for key in getattr(config, "sub_configs", {}):

@@ -36,7 +36,8 @@ def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -
         return _table_source(snapshot, plan, growth, card, call)
 
     def prove(directory: Path) -> JsonObject:
-        """Compare the model that transformers builds from the written directory with the plan."""
+        """Prove a written directory: compare the model that transformers builds from it with the
+        plan."""
         call.hooks.say("verifying: transformers builds the model from the written config")
         own_code = call.trust_remote_code
         return proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
@@ -58,8 +59,8 @@ def _table_source(
     position_tables = growing.find_tables(snapshot, growth.positions)
 
     def prove(directory: Path) -> JsonObject:
-        """Compare the bytes of the other tensors with the base's, then the model of transformers
-        with the plan."""
+        """Prove a written directory: compare the bytes of its other tensors with the base's, then
+        the model that transformers builds with the plan."""
         call.hooks.say(
             "verifying: the bytes of all other tensors are compared, then transformers loads "
             "the result"

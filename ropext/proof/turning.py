@@ -27,16 +27,6 @@ MOVED = 1e-6  # relative to an attention's largest output; float32 alone moves l
 CANCELLED = 1e-3
 
 
-class AttentionCall:
-    """The input and the output of an attention module in the first pass."""
-
-    def __init__(self, args: Arguments, kwargs: Keywords) -> None:
-        """Keep the arguments that an attention module of a small model received."""
-        self.args = args
-        self.kwargs = kwargs
-        self.out: Tensor | None = None
-
-
 def _double_rotation(
     module: nn.Module, args: Arguments, output: Tensor | tuple[Tensor, ...]
 ) -> Tensor | tuple[Tensor, ...]:
@@ -56,7 +46,8 @@ class AttentionListener:
 
     def __init__(self, model: nn.Module) -> None:
         """Register hooks on the outermost attention modules of a small model."""
-        self.seen: dict[nn.Module, AttentionCall] = {}
+        self.inputs: dict[nn.Module, tuple[Arguments, Keywords]] = {}  # of the first pass
+        self.outputs: dict[nn.Module, Tensor] = {}
         self.names: dict[nn.Module, str] = {}
         self.moved: dict[int, bool] = {}
         attentions = {}
@@ -78,16 +69,16 @@ class AttentionListener:
     ) -> tuple[Arguments, Keywords] | None:
         """Give an attention module in the second pass its input of the first one, except for the
         positions."""
-        first = self.seen.get(module)
-        if first is None:
-            self.seen[module] = AttentionCall(args, kwargs)
+        if module not in self.inputs:
+            self.inputs[module] = args, kwargs
             return None
+        first_args, first_kwargs = self.inputs[module]
         if "position_embeddings" in kwargs:
             turned = {"position_embeddings": kwargs["position_embeddings"]}
-            return first.args, first.kwargs | turned
-        if "hidden_states" in first.kwargs:
-            return args, kwargs | {"hidden_states": first.kwargs["hidden_states"]}
-        return (first.args[0], *args[1:]), kwargs
+            return first_args, first_kwargs | turned
+        if "hidden_states" in first_kwargs:
+            return args, kwargs | {"hidden_states": first_kwargs["hidden_states"]}
+        return (first_args[0], *args[1:]), kwargs
 
     def compare_outputs(
         self, module: nn.Module, args: Arguments, output: Tensor | tuple[Tensor, ...]
@@ -97,10 +88,7 @@ class AttentionListener:
         out = output
         if isinstance(out, tuple):
             out = out[0]
-        first = self.seen[module]
-        if first.out is None:
-            first.out = out
-        before = first.out
+        before = self.outputs.setdefault(module, out)
         layer = next(int(part) for part in self.names[module].split(".") if part.isdigit())
         far = bool((out - before).abs().max() > MOVED * before.abs().max())
         self.moved[layer] = self.moved.get(layer, False) or far

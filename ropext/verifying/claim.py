@@ -86,8 +86,8 @@ def _recorded_claim(record: provenance.Record, before: JsonObject | None) -> Cla
 
 
 def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
-    """Return the sites of a saved plan that a model is checked against; raise ValueError if a
-    number is not finite."""
+    """Return the sites of a saved plan to check a model against; raise ValueError if a number is
+    not finite."""
     entries = []
     for site in plan["sites"]:
         wanted = {

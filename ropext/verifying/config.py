@@ -25,7 +25,8 @@ def check_config(
         return
 
     def within_keys(key: str, others: Iterable[str]) -> bool:
-        """Return whether a key is one of the others, contains one, or is inside one."""
+        """Return whether a checked key of config.json is one of the others, contains one, or is
+        inside one."""
         return any(f"{key}.".startswith(f"{o}.") or f"{o}.".startswith(f"{key}.") for o in others)
 
     edits = {edit.key: edit for edit in families.diff(claim.base, config)}

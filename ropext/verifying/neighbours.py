@@ -51,8 +51,8 @@ def neighbours(config: JsonObject, model: Model, base: JsonObject | None) -> lis
 def _neighbour_config(
     config: JsonObject, model: Model, change: Changed, step: float = 1.0
 ) -> JsonObject | None:
-    """Return the planned config with changed rope dicts; None if one of them cannot be changed
-    so."""
+    """Return a config that a server could read in place of the planned one; None if a rope dict
+    cannot be changed so."""
     params = dict[str, Params]()
     for site in model.scaled_sites:
         changed = change(site)
@@ -66,14 +66,16 @@ def _neighbour_config(
 
 
 def _factor_of_site(site: RopeSite) -> float:
-    """Return by how much a plan slows the slowest pair of a site."""
+    """Return by how much a planned config slows the slowest pair, to find factors that a server
+    could read instead."""
     if "factor" in site.params:
         return float(site.params["factor"])
     return max(site.rope.context / site.rope.original_context, 1.0)
 
 
 def _rope_with_other_factor(site: RopeSite, step: float) -> Params | None:
-    """Return a planned rope dict with a factor greater by `step`; None if its form has none."""
+    """Return the rope dict of a server that reads a factor greater by `step`; None if its form has
+    none."""
     params = dict(site.params)
     attention = forms.read_attention_factor(params, site.rope.context)
     kind = params["rope_type"]
@@ -93,7 +95,8 @@ def _rope_with_other_factor(site: RopeSite, step: float) -> Params | None:
 
 
 def _stretched_pair_factors(factors: list[float], step: float) -> list[float]:
-    """Return LongRoPE's pair factors with the largest one larger by `step`; factors of 1 stay 1."""
+    """Return LongRoPE's pair factors of a server that reads the largest one larger by `step`;
+    factors of 1 stay 1."""
     largest = max(factor for factor in factors if math.isfinite(factor))
     if largest <= 1:
         return [factor * step for factor in factors]

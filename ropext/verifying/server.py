@@ -64,7 +64,7 @@ class ServerAnswers:
 
     @property
     def reached(self) -> int:
-        """Return the tokens of the longest prompt that the server answered."""
+        """Return the tokens of the longest prompt that the checked server answered."""
         return max(prompt.tokens for prompt in self.prompts)
 
     @property
@@ -195,7 +195,7 @@ class ServerQuestion:
 
     @property
     def computed(self) -> Sequence[Neighbour]:
-        """Return the neighbours of the plan that a config can state."""
+        """Return the neighbours, to compare the server's answers with, that a config can state."""
         return [each for each in self.neighbours if each.config is not None]
 
     @property

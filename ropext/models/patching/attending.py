@@ -33,7 +33,8 @@ class Heads:
 
     @property
     def fit_blocks(self) -> bool:
-        """Return whether torch's attention kernels that give a log-sum-exp can be used.
+        """Return whether torch's attention kernels that give a log-sum-exp can be used in a patched
+        layer.
 
         They have no gradient and one width of heads, and the kernels for a GPU take neither a mask
         nor every width.
@@ -48,7 +49,8 @@ class Heads:
         return self.q.shape[2] >= self.window and self.start >= self.window
 
     def weighed(self, scores: Tensor, rows: slice) -> Tensor:
-        """Return the values of the first keys, weighed by the softmax of these queries' scores."""
+        """Return the values of a patched layer's first keys, weighed by the softmax of these
+        queries' scores."""
         count = scores.shape[-1]
         if self.shown is None:
             queries = torch.arange(self.start + rows.start, self.start + rows.stop)
@@ -61,7 +63,7 @@ class Heads:
 
 
 def by_position(heads: Heads, positions: Tensor, key_positions: Tensor) -> Tensor:
-    """Attend to grouped keys with all scores of a few queries at a time, for rows with gaps or
+    """Attend in a patched layer with all scores of a few queries at a time, for rows with gaps or
     several documents."""
     parts = []
     for at in range(0, heads.q.shape[2], CHUNK):
@@ -75,7 +77,7 @@ def by_position(heads: Heads, positions: Tensor, key_positions: Tensor) -> Tenso
 
 
 def in_scores(heads: Heads) -> Tensor:
-    """Attend to grouped keys with scores held for a few queries at a time."""
+    """Attend in a patched layer with scores held for a few queries at a time."""
     parts = []
     window = heads.window
     for at in range(0, heads.q.shape[2], CHUNK):
@@ -97,7 +99,7 @@ def in_scores(heads: Heads) -> Tensor:
 
 
 def in_blocks(heads: Heads) -> Tensor:
-    """Attend to grouped keys in blocks of Self-Extend's window.
+    """Attend in a patched layer in blocks of Self-Extend's window.
 
     A kernel gives each part of the keys with the log-sum-exp of its scores, and these sums join the
     parts. Memory grows with the length, not with its square.
@@ -139,8 +141,8 @@ def _spans(heads: Heads, at: int, count: int) -> list[KeySpan]:
 
 
 def attend_span(heads: Heads, at: int, count: int, span: KeySpan) -> tuple[Tensor, Tensor]:
-    """Return the attention of each query of a block over a part of the keys, and the log-sum-exp of
-    its scores."""
+    """Return the attention of a patched layer over a part of the keys, for each query of a block,
+    and the log-sum-exp of its scores."""
     rows = slice(at, at + count)
     queries = (heads.far_q if span.far else heads.q)[:, :, rows]
     keys = (heads.far_k if span.far else heads.k)[:, :, span.keys]
@@ -172,8 +174,8 @@ def attend_span(heads: Heads, at: int, count: int, span: KeySpan) -> tuple[Tenso
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Attend by torch's kernel for this device and dtype. Return the attention's output and the
-    log-sum-exp of the scores."""
+    """Attend in a patched layer by torch's kernel for this device and dtype. Return the output and
+    the log-sum-exp of the scores."""
     aten = torch.ops.aten
     if q.device.type == "cpu":
         out, total = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -195,8 +197,8 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tupl
 def _kernel_with_mask(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attend by torch's kernel on a CPU to the keys that each query may see; some queries see none
-    of these keys."""
+    """Attend in a patched layer by torch's kernel on a CPU to the keys that each query may see;
+    some queries see none of these keys."""
     bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, total = attend(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
@@ -204,8 +206,8 @@ def _kernel_with_mask(
 
 
 def join_spans(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Weigh the attention's outputs over the parts of the keys by each part's share of all
-    scores."""
+    """Weigh the attention outputs of a patched layer over the parts of the keys by each part's
+    share of all scores."""
     total = torch.logsumexp(torch.stack([sums for _, sums in pieces]), 0)
     shares = ((sums - total).exp().nan_to_num()[..., None] for _, sums in pieces)
     weighed = [out.float() * share for (out, _), share in zip(pieces, shares, strict=True)]

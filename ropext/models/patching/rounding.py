@@ -81,8 +81,8 @@ def rounded_keys(keys: Tensor, kind: str, *, pairs_adjacent: bool) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    """Round keys or values to -127..127 steps of a scale set by the block's largest size, halves
-    away from zero."""
+    """Round keys or values of a model in memory to -127..127 steps of a scale set by the block's
+    largest size, halves away from zero."""
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     steps = blocks * _inverse_scale(scale)
     whole: Tensor = steps.sign() * (steps.abs() + 0.5).floor()
@@ -90,8 +90,8 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    """Round keys or values to -8..7 steps of a scale by which the entry of the largest size, with
-    its sign, is -8."""
+    """Round keys or values of a model in memory to -8..7 steps of a scale by which the entry of the
+    largest size, with its sign, is -8."""
     place = blocks.abs().argmax(-1, keepdim=True)
     scale = blocks.gather(-1, place) / -8
     steps = blocks * _inverse_scale(scale)
@@ -100,14 +100,14 @@ def _q4_0(blocks: Tensor) -> Tensor:
 
 
 def _inverse_scale(scale: Tensor) -> Tensor:
-    """Return one divided by the scale of a block of the cache. A block of zeros has the scale 0,
-    and its inverse is 0."""
+    """Return one divided by the scale of a block of rounded keys or values. A block of zeros has
+    the scale 0, and its inverse is 0."""
     return torch.where(scale == 0, 0.0, 1 / scale)
 
 
 def _multiplied_by_hadamard(states: Tensor, size: int) -> Tensor:
-    """Multiply each run of `size` channels of keys or values by the Hadamard matrix of that
-    size."""
+    """Multiply each run of `size` channels of a model's keys or values by the Hadamard matrix of
+    that size."""
     if not size:
         return states
     runs = states.unflatten(-1, (-1, size))
@@ -117,8 +117,8 @@ def _multiplied_by_hadamard(states: Tensor, size: int) -> Tensor:
 
 @cache
 def _hadamard(size: int, device: torch.device) -> Tensor:
-    """Build the orthonormal matrix for keys or values after Sylvester: H(2n) = [[H, H], [H,
-    -H]]."""
+    """Build the orthonormal matrix for a model's keys or values after Sylvester: H(2n) = [[H, H],
+    [H, -H]]."""
     matrix = torch.ones(1, 1, device=device)
     while len(matrix) < size:
         above = torch.cat([matrix, matrix], 1)
@@ -128,16 +128,16 @@ def _hadamard(size: int, device: torch.device) -> Tensor:
 
 
 def hadamard_size_of_keys(kind: str, width: int) -> int:
-    """Return the size of the matrix by which llama.cpp multiplies keys of this width; 0 for
-    none."""
+    """Return the size of the matrix by which a model's keys of this width are multiplied before
+    rounding, as llama.cpp does; 0 for none."""
     if not hadamard_size_of_values(kind, width):
         return 0
     return width & -width  # the largest power of two that divides it
 
 
 def hadamard_size_of_values(kind: str, width: int) -> int:
-    """Return the size of the matrix by which llama.cpp multiplies values of this width; 0 for
-    none."""
+    """Return the size of the matrix by which a model's values of this width are multiplied before
+    rounding, as llama.cpp does; 0 for none."""
     if kind in (UNROUNDED, "fp8") or width % LEAST_TURN:
         return 0
     return LEAST_TURN
@@ -157,7 +157,7 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
     pairs_adjacent = reorders_keys(live.config.get_text_config().model_type)
 
     def inner(module: nn.Module) -> Attention:
-        """Return the attention function that the model's layer would call."""
+        """Return the attention function that the layer in memory would call."""
         if before == "eager":  # each family's own
             family = sys.modules[type(module).__module__]
             return cast(Attention, vars(family)["eager_attention_forward"])
@@ -166,14 +166,14 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
     def look(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: object
     ) -> Attended:
-        """Keep the keys and values of a layer, then attend as it would."""
+        """Keep the keys and values of a layer in memory, then attend as it would."""
         seen[module] = (k, v)
         return inner(module)(module, q, k, v, mask, **rest)
 
     def attend(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: object
     ) -> Attended:
-        """Attend to the rounded keys and values of a layer."""
+        """Attend to the rounded keys and values of a layer in memory."""
         keys = rounded_keys(k, stored.keys, pairs_adjacent=pairs_adjacent)
         values = rounded_cache(
             v, stored.values, hadamard_size_of_values(stored.values, v.shape[-1])
@@ -225,5 +225,5 @@ def _check_layers(
 
 
 def _numbers_of_token(states: Tensor) -> int:
-    """Return the numbers that one token adds to the keys or values of a layer."""
+    """Return how many numbers one token adds to the keys or values of a layer in memory."""
     return states.shape[1] * states.shape[-1]

@@ -96,7 +96,8 @@ class MemorySource:
     def finish(
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
     ) -> Record:
-        """Write the card and the record of the saved model; return the record with the proof."""
+        """Write the card and the record of the saved model in memory; return the record with the
+        proof."""
         full = replace(record, proof=proof)
         origin = name_of_loaded(base_model(self.model))
         base = Path(origin) if origin else stage.directory  # which has no card yet
@@ -107,8 +108,8 @@ class MemorySource:
 
 
 def _clear_truncation(path: Path) -> None:
-    """Clear the truncation in a tokenizer.json that transformers has just written with a saved
-    model."""
+    """Clear the truncation in the tokenizer.json of a saved model in memory, which transformers has
+    just written."""
     span = find_truncation(path)
     assert span is not None, path  # the edit clears it
     capped = path.with_name(f"{path.name}.capped")
@@ -125,7 +126,8 @@ def save(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     no_verify: bool = False,
 ) -> Path:
-    """Write a patched model in stock format, with every spelling that loaders read, and its record.
+    """Write a patched model in memory in stock format, with every spelling that loaders read, and
+    its record.
 
     ropext verifies the output as `extend` does, unless `no_verify` is set. A model in memory has no
     tokenizer: without `tokenizer` none is written, as with save_pretrained. Length limits in the

@@ -67,7 +67,8 @@ def set_alibi_slopes(live: "PreTrainedModel", growth: Growth | None) -> None:
     def scale(
         _: nn.Module, args: tuple[object, ...], kwargs: dict[str, torch.Tensor]
     ) -> tuple[tuple[object, ...], dict[str, torch.Tensor]]:
-        """Multiply the slopes in a layer's bias by the planned factors, the steepest first."""
+        """Multiply the slopes in the bias of a layer in memory by the planned factors, the steepest
+        first."""
         name = "position_bias" if "position_bias" in kwargs else "alibi"
         bias = kwargs[name]
         by_head = bias.reshape(-1, len(factors), bias.shape[-1])

@@ -58,7 +58,7 @@ class Layout:
 
     @property
     def is_stock(self) -> bool:
-        """Return whether no query of the pass sees a grouped key."""
+        """Return whether no query of a patched model's pass sees a grouped key."""
         return self.first == self.positions.shape[1]
 
 
@@ -131,8 +131,8 @@ class Rotation:
 def _layout_of_pass(
     positions: Tensor, mask: Tensor | None, keys: int, begins: int, cache: "Cache | None"
 ) -> Layout:
-    """Return the positions of a pass's queries and keys, and keep those positions with the model's
-    cache for later passes."""
+    """Return the positions of the queries and keys of a patched model's pass, and keep them with
+    its cache for later passes."""
     rows, count = positions.shape
     shown = None if mask is None else _shown_keys(mask[:, 0])  # all heads have the same
     start = _first_key(shown, count, keys)
@@ -162,8 +162,8 @@ def _layout_of_pass(
 
 
 def _first_key(shown: Tensor | None, count: int, keys: int) -> int:
-    """Return the number of the first query's own key: a static cache of a model holds more keys
-    than tokens."""
+    """Return the number of the first query's own key in a patched layer: a static cache holds more
+    keys than tokens."""
     if shown is None:
         return keys - 1 if count == 1 else 0
     if count == keys:
@@ -175,7 +175,8 @@ def _first_key(shown: Tensor | None, count: int, keys: int) -> int:
 
 
 def _cached_positions(cache: "Cache | None", rows: int, count: int) -> Tensor:
-    """Return the positions that the first keys in a model's cache had when it was filled."""
+    """Return the positions that the first keys in a patched model's cache had when it was
+    filled."""
     held: Tensor | None = None if cache is None else vars(cache).get(CACHED)
     if held is None or held.shape[1] < count or rows % len(held):
         raise UnsupportedModel(
@@ -186,7 +187,7 @@ def _cached_positions(cache: "Cache | None", rows: int, count: int) -> Tensor:
 
 
 def _shown_keys(mask: Tensor) -> Tensor:
-    """Return which keys a query sees by an attention mask of either kind."""
+    """Return which keys a query of a patched layer sees by an attention mask of either kind."""
     return mask if mask.dtype == torch.bool else mask == 0
 
 
@@ -297,27 +298,30 @@ def remove_fold(live: "PreTrainedModel") -> None:
 def _position_hook(reading: Folding) -> Hook:
     """Build a hook for a rotary module in memory that keeps the positions it receives."""
 
-    def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def note_positions(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Keep the positions that a rotary module in memory receives; refuse those of several
+        axes."""
         for value in chain(args, kwargs.values()):
             if isinstance(value, Tensor) and not value.is_floating_point():
                 if value.dim() != 2:
                     raise UnsupportedModel("self-extend: positions of several axes (mRoPE)")
                 reading.begin(value)
 
-    return note
+    return note_positions
 
 
 def _cache_hook(reading: Folding) -> Hook:
     """Build a hook for an attention module in memory that keeps the cache it receives."""
 
-    def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def note_cache(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Keep the cache that an attention module in memory receives."""
         reading.cache = lambda: None
         for value in chain(args, kwargs.values()):
             if hasattr(value, "get_seq_length"):
                 reading.cache = weakref.ref(cast("Cache", value))
                 return
 
-    return note
+    return note_cache
 
 
 def _probed_queries_and_keys(live: "PreTrainedModel") -> dict[nn.Module, list[tuple[Tensor, ...]]]:
