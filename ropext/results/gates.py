@@ -69,7 +69,8 @@ class Gate:
 
     @property
     def task(self) -> str:
-        """The task that the gate is about, if it is about one."""
+        """The retrieval task of a gate's metric, such as passkey of `passkey_nll@32k`; the metric's
+        own name for a gate on text."""
         return self.metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
 
     def unanswered(self, variant: str, reason: str, *, is_measured: bool = True) -> "Outcome":
@@ -97,14 +98,15 @@ class Outcome:
         return f"{self.variant}: {self.reason}"
 
     def recorded(self) -> dict[str, Json]:
-        """Return the outcome as the record of a run holds it."""
+        """Return the outcome of a gate as the record of a run (run.json) holds it."""
         recorded = vars(self) | {"reason": self.sentence}
         if self.is_measured:
             del recorded["is_measured"]
         return recorded
 
     def to_json(self) -> dict[str, Json]:
-        """Return what --json prints; it has no value if nothing was measured."""
+        """Return the outcome of a gate as --json prints it; it has no value if nothing was
+        measured."""
         printed = self.recorded()
         if self.value is None:
             del printed["value"]
@@ -112,7 +114,7 @@ class Outcome:
 
 
 def read_gates(given: object) -> list[Gate]:
-    """Read gates, each a text or read already."""
+    """Return gates from a list whose entries are texts of --fail-if or gates already."""
     if not isinstance(given, list | tuple):
         raise UsageError(f"gates are a list of texts, was {repr(given)[:60]}; write {GRAMMAR}")
     gates = list[Gate]()
@@ -125,7 +127,8 @@ def read_gates(given: object) -> list[Gate]:
 
 
 def parse_gate(text: str) -> Gate:
-    """Read one gate; refuse any other text and print the grammar."""
+    """Return the gate in a text of --fail-if; raise UsageError with the grammar for any other
+    text."""
     match = _GATE.fullmatch(text)
     if match is None or (match["number"] is None and match["run"] is None):
         raise UsageError(f"--fail-if {text!r} is not a gate; write {GRAMMAR}")
@@ -147,7 +150,8 @@ def parse_gate(text: str) -> Gate:
 
 
 def split_run_spec(spec: str) -> tuple[Path, str | None]:
-    """Split `RUN` or `RUN:VARIANT`; a directory whose name holds a colon comes first."""
+    """Split the `RUN` or `RUN:VARIANT` of a gate or a comparison; a directory whose name holds a
+    colon comes first."""
     if Path(spec).is_dir():
         return Path(spec), None
     path, _, variant = spec.rpartition(":")
@@ -157,7 +161,8 @@ def split_run_spec(spec: str) -> tuple[Path, str | None]:
 
 
 def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outcome:
-    """Judge one gate on one variant's values (differences already, for `vs RUN`)."""
+    """Return the outcome of one gate on one variant's values (differences already, for `vs
+    RUN`)."""
     name = metric_text(gate.metric)
     if gate.metric not in values:
         there = ", ".join(map(metric_text, values)) or "none"
@@ -186,20 +191,23 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
     )
     is_uncertain = math.isfinite(looked_at) and failed and not holds(value.value, gate.limit)
     if is_uncertain and value.value != gate.limit:
+        count = _deciding_count_text(gate, value)
         reason += (
-            f"; the value itself, {value.value:.6g}, does not: about {_deciding(gate, value)} "
+            f"; the value itself, {value.value:.6g}, does not: about {count} "
             f"{unit} would decide, instead of {value.n}"
         )
     return Outcome(gate.text, variant, not failed, looked_at, reason, value.value, is_uncertain)
 
 
-def _deciding(gate: Gate, value: "Value") -> str:
-    """Say how many documents or questions would let an interval pass whose value passes."""
+def _deciding_count_text(gate: Gate, value: "Value") -> str:
+    """Say in a gate's reason how many documents or questions would let an interval pass whose value
+    passes."""
     side = int(gate.op in (">", ">="))
     is_share = value.apart is not None or gate.run is None
     if is_share and gate_rules_of(gate.metric).unit == QUESTIONS:
 
         def passes(asked: "Value") -> bool:
+            """Return whether the interval of so many answers passes the gate."""
             assert asked.ci95 is not None
             return not OPERATORS[gate.op](asked.ci95[side], gate.limit)
 
@@ -209,7 +217,7 @@ def _deciding(gate: Gate, value: "Value") -> str:
 
 
 def metric_text(metric: str) -> str:
-    """Write a metric as a user does: `tail@32k`."""
+    """Write a metric as a user does in a gate: `tail@32k`."""
     name, _, length = metric.partition("@")
     return f"{name}@{length_text(int(length))}" if length.isdigit() else metric
 
@@ -225,13 +233,15 @@ class Metrics:
     scoring: Scoring = ALL_TOKENS
 
     def check(self, gates: Sequence[Gate]) -> None:
-        """Refuse a gate about what will not be there, before hours of work rather than after."""
+        """Raise UsageError for a gate about a metric that this evaluation will not measure, before
+        hours of work rather than after."""
         for gate in gates:
             reason = self._missing_model(gate) or self._missing_metric(gate) or self._unsure(gate)
             if reason is not None:
                 raise UsageError(f"--fail-if {gate.text!r}: {reason}")
 
     def _missing_model(self, gate: Gate) -> str | None:
+        """Return the reason if a gate names a variant that this evaluation will not have."""
         there = ", ".join(self.labels)
         if gate.variant is not None and gate.variant not in self.labels:
             return f"no variant {gate.variant!r}; there are {there}"
@@ -240,6 +250,8 @@ class Metrics:
         return f"{gate.run} is neither the directory of an evaluation nor a variant ({there})"
 
     def _missing_metric(self, gate: Gate) -> str | None:
+        """Return the reason if a gate names a metric or a length that this evaluation will not
+        have."""
         at, whole = self.metrics(gate.variant, gate.run)
         name, _, length = gate.metric.partition("@")
         if name in at and length:
@@ -283,7 +295,7 @@ class Metrics:
     def _text_metrics(
         self, variant: str | None, run: str | None, at: list[str], whole: list[str]
     ) -> None:
-        """Add the metrics of text."""
+        """Add the metrics of text that a gate can name."""
         between = run is not None
         beside_base = BASE in self.labels and variant != BASE
         with_base = beside_base and not between
@@ -297,8 +309,8 @@ class Metrics:
                 whole.append(number.name)
 
     def _task_metrics(self, run: str | None, at: list[str], whole: list[str]) -> None:
-        """Add the metrics of tasks. The length that a model reaches is not compared between two
-        models."""
+        """Add the metrics of retrieval tasks that a gate can name. The length that a model reaches
+        is not compared between two models."""
         alone = run is None
         tasks = self.options.tasks
         for task in tasks:

@@ -63,7 +63,7 @@ class MeasuredModel:
     numbers: ModelNumbers | None = field(default=None, repr=False)
 
     def mark_at(self, name: str) -> str:
-        """Return the mark next to a number of a task, or of a perplexity."""
+        """Return the mark next to a metric in a table or a gate, such as "3 of 8 trained on"."""
         return self.mark(questions=gate_rules_of(name).unit != DOCUMENTS)
 
     def mark(self, *, questions: bool = False) -> str:
@@ -84,7 +84,7 @@ class MeasuredModel:
         return bool(asked) and not any(item.is_read for item in asked)
 
     def to_json(self) -> dict[str, Json]:
-        """Return what results.json holds of a model."""
+        """Return a model's entry under `variants` in results.json."""
         written: dict[str, Json] = {"kind": self.kind, "overlap": self.overlap}
         if self.unrounded:
             written["unrounded"] = self.unrounded
@@ -107,7 +107,7 @@ class Measurement:
 
     @property
     def readings(self) -> dict[str, Reading]:
-        """The reading of every model that read documents."""
+        """The losses of every model that read documents, by its label."""
         readings = dict[str, Reading]()
         for label, model in self.models.items():
             if model.reading is not None:
@@ -116,7 +116,8 @@ class Measurement:
 
     @property
     def key(self) -> str:
-        """The SHA-256 of everything that decides the numbers."""
+        """The SHA-256 of everything in run.json that decides the numbers; reports call it the run
+        key."""
         return digest(self.manifest["decides"])
 
     @property
@@ -130,7 +131,7 @@ class Measurement:
 
     @property
     def results(self) -> dict[str, Json]:
-        """Return what results.json holds."""
+        """Return the content of results.json."""
         frame = self.frame
         written = {
             "schema": SCHEMA,
@@ -143,21 +144,22 @@ class Measurement:
         return results
 
     def labels(self, *kinds: str) -> list[str]:
-        """Name the models of these kinds."""
+        """Return the labels of the models of these kinds, such as base or extended."""
         return [label for label, model in self.models.items() if model.kind in kinds]
 
     def only(self, label: str, name: str = "") -> "Measurement":
-        """Return one of the models alone, under a name."""
+        """Return a measurement of one of the models alone, under a name."""
         return replace(self, models={name or label: self.model(label)})
 
     def model(self, label: str) -> MeasuredModel:
-        """Return a model; refuse a label that does not exist."""
+        """Return the measured model of a label; raise UsageError for a label that does not
+        exist."""
         if label not in self.models:
             raise UsageError(f"there is no model {label!r}; there are {', '.join(self.models)}")
         return self.models[label]
 
     def without(self, tasks: Collection[str]) -> "Measurement":
-        """Return the measurement without the answers of some tasks."""
+        """Return the measurement without the answers of some retrieval tasks."""
         models = dict[str, MeasuredModel]()
         for label, model in self.models.items():
             items = tuple(item for item in model.items if item.task not in tasks)
@@ -165,11 +167,13 @@ class Measurement:
         return replace(self, models=models)
 
     def base(self, label: str) -> Reading | None:
-        """Return the base's reading, with which a model is compared."""
+        """Return the losses of the base, with which a model is compared; None for the base
+        itself."""
         return None if self.models[label].kind == BASE else self.readings.get(BASE)
 
     def values(self, label: str) -> dict[str, Value]:
-        """Return every number of one model on text, then by retrieval."""
+        """Return every number of one model with its interval, by the names in results.json: on
+        text, then by retrieval."""
         model = self.model(label)
         if model.numbers is not None:
             return dict(model.numbers.metrics)
@@ -192,8 +196,8 @@ class Measurement:
         return values
 
     def change(self, label: str, start: str, span: Span) -> Value:
-        """Return the loss of a model minus that of another over a span of the same tokens, in nats
-        per token."""
+        """Return the loss of a model minus the loss of another over a span of the same tokens, in
+        nats per token."""
         return self.frame.difference(self.readings[label], self.readings[start], span)
 
     def difference(self, label: str, other: "Measurement") -> dict[str, Value]:
@@ -212,7 +216,7 @@ class Measurement:
 
 
 def check_labels(labels: Mapping[str, str], names: Iterable[str]) -> None:
-    """Refuse a label for a model that does not exist."""
+    """Raise UsageError if --label renames a model that results.json does not hold."""
     known = list(names)
     for name in labels:
         if name not in known:
@@ -260,7 +264,7 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
 
 
 def _common_lengths(parts: Sequence[Measurement]) -> set[int]:
-    """Return the lengths that all models read; refuse if there are none."""
+    """Return the lengths that all compared runs measured; raise InputError if there are none."""
     common = set(parts[0].frame.lengths)
     lists = list[str]()
     for part in parts:
@@ -275,7 +279,7 @@ def _common_lengths(parts: Sequence[Measurement]) -> set[int]:
 
 
 def _document_places(part: Measurement, length: int) -> dict[str, int]:
-    """Return the position of each document, by its hash."""
+    """Return the position of each document of a run in documents.json, by its hash."""
     if part.documents is None:
         raise InputError(f"{', '.join(part.models)} holds no perplexity to compare")
     return {hashes[length]: k for k, hashes in enumerate(part.documents.prefix_hashes)}
@@ -310,11 +314,12 @@ Pair = tuple[ItemScore, ItemScore]
 
 
 def pair_answers(left: Sequence[ItemScore], right: Sequence[ItemScore]) -> list[Pair]:
-    """Pair the answers of two models to the same questions. A server's question is known by its
-    words, any other by its tokens."""
+    """Return the answers of two models to the same questions in pairs. A server's question is known
+    by its words, any other by its tokens."""
     in_words = _of_server(left) or _of_server(right)
 
     def key(item: ItemScore) -> object:
+        """Return the identity of a question."""
         return item.text_hash if in_words else (item.prompt_hash, item.answer)
 
     others = {key(item): item for item in right if item.is_read}
@@ -340,8 +345,8 @@ class Discordance:
 def discordances(
     left: Sequence[ItemScore], right: Sequence[ItemScore]
 ) -> dict[tuple[str, int], Discordance]:
-    """Count them by task and length; questions over one text count as one, because they are not
-    independent."""
+    """Return by task and length how many texts one of two models answers better; questions over one
+    text count as one, because they are not independent."""
     out = dict[tuple[str, int], Discordance]()
     for place, group in sorted(_group_pairs(pair_answers(left, right), "task", "length").items()):
         numbers = haystack_numbers([item for item, _ in group])
@@ -356,7 +361,8 @@ def discordances(
 def check_same_questions(
     left: Sequence[ItemScore], right: Sequence[ItemScore], names: Sequence[str]
 ) -> None:
-    """Refuse to compare a server with a model whose questions had other texts."""
+    """Raise InputError if a comparison pairs a server with a model whose questions had other
+    texts."""
     has_server = _of_server(left) or _of_server(right)
     if not has_server or not left or not right or pair_answers(left, right):
         return
@@ -380,11 +386,12 @@ def _of_server(items: Sequence[ItemScore]) -> bool:
 
 
 def _point_gaps(pairs: Sequence[Pair]) -> list[float]:
+    """Return the difference of the points of each pair of answers."""
     return [a.points - b.points for a, b in pairs]
 
 
 def _group_pairs(pairs: Sequence[Pair], *names: str) -> dict[Any, list[Pair]]:
-    """Pairs grouped by some of the fields that both have."""
+    """Return pairs of answers, grouped by some of their fields."""
     place = attrgetter(*names)
     groups = dict[Any, list[Pair]]()
     for pair in pairs:
@@ -393,7 +400,7 @@ def _group_pairs(pairs: Sequence[Pair], *names: str) -> dict[Any, list[Pair]]:
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write one .npy file (unlike .npz it holds no date)."""
+    """Write one .npy file of losses (unlike .npz it holds no date)."""
     write_whole(path, lambda stream: np.save(stream, array, allow_pickle=False))
 
 
@@ -403,12 +410,13 @@ AGREEMENT = "agreement"
 
 
 def comparison_folder(kind: str, key: str, regime: str) -> str:
-    """Name the folder of comparisons with a base in a regime; `key` identifies the base."""
+    """Return the folder in a run for the KL divergences from a base in one regime; `key` identifies
+    the base."""
     return f"{kind}-{key}-{regime}"
 
 
 def loss_file_name(regime: str, document_hash: str) -> str:
-    """Name the file with a document's losses in a regime."""
+    """Return the name of the .npy file with a document's token losses in a regime."""
     return f"{regime}/{document_hash[:32]}.npy"
 
 
@@ -426,19 +434,20 @@ class Store:
     held: dict[str, Any] = field(default_factory=dict)
 
     def file(self, name: str = "") -> Path:
-        """Return the path of a unit."""
+        """Return the path of a file of losses or answers below variants/ of a run."""
         assert self.folder is not None, "a store in memory has no files"
         return self.folder / name
 
     def has(self, name: str) -> bool:
+        """Return whether the losses or answers of a unit of work are kept."""
         return name in self.held or (self.folder is not None and self.file(name).exists())
 
     def is_older(self, name: str, time: float) -> bool:
-        """Return whether a unit existed at a time."""
+        """Return whether the file of a unit of work existed at a time."""
         return self.folder is not None and self.file(name).stat().st_mtime < time
 
     def put(self, name: str, result: Any) -> None:
-        """Keep an array, or answers as JSON."""
+        """Keep an array of losses, or answers as JSON."""
         if self.folder is None or not self.writes:
             self.held[name] = result
         elif name.endswith(".npy"):
@@ -447,7 +456,7 @@ class Store:
             write_json(self.file(name), result)
 
     def get(self, name: str) -> Any:
-        """Return a kept array or kept answers."""
+        """Return a kept array of losses, or kept answers."""
         if name in self.held or self.folder is None:
             return self.held[name]
         if name.endswith(".npy"):
@@ -456,14 +465,14 @@ class Store:
         return json.loads(self.file(name).read_text(encoding="utf-8"))
 
     def written(self, folder: Path) -> None:
-        """Write all that it has into a folder."""
+        """Write all kept losses and answers into a folder."""
         if self.folder is not None:
             shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         for name, result in self.held.items():
             Store(folder).put(name, result)
 
     def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
-        """Return the arrays of documents by the pass length of each regime."""
+        """Return the token losses of documents by the pass length of each regime."""
         passes = {
             length: [self.get(loss_file_name(regime, each)) for each in hashes]
             for regime, length in regimes.items()
@@ -473,7 +482,7 @@ class Store:
     def compared(
         self, label: str, key: str, regimes: Mapping[str, int], hashes: Sequence[str]
     ) -> tuple[Reading, Reading]:
-        """Return divergence from the base, and agreement with it, per token."""
+        """Return the KL divergence from the base, and the agreement with it, per token."""
         found = list[Reading]()
         for kind in (DIVERGENCE, AGREEMENT):
             folders = {

@@ -56,17 +56,17 @@ class GateRules:
     unit: str = DOCUMENTS
 
 
-def _tail(frame: "EvaluationSettings", length: int) -> Span:
+def _tail_span(frame: "EvaluationSettings", length: int) -> Span:
     """Return the span of the metrics over the last N tokens before a length."""
     return frame.tail_span(length)
 
 
-def _before(frame: "EvaluationSettings", length: int) -> Span:
+def _span_before(frame: "EvaluationSettings", length: int) -> Span:
     """Return the span of the metrics over all tokens before a length."""
     return 1, length
 
 
-def _inside(frame: "EvaluationSettings", length: int) -> Span:
+def _span_inside(frame: "EvaluationSettings", length: int) -> Span:
     """Return the span of the short tax, which is inside the trained context at every length."""
     return frame.inside
 
@@ -75,14 +75,16 @@ def _inside(frame: "EvaluationSettings", length: int) -> Span:
 class Metric:
     """A number of results.json: one at each length, `NAME@LENGTH`, or one of all lengths, `NAME`.
 
-    `number` names the method of EvaluationSettings that computes it over a span. `of` names what it
-    takes from a ReadText; without one of these the number does not exist.
+    `number` names the method of EvaluationSettings that computes it over a span. `of` names the
+    readings that the method takes; if one of them is missing, the number does not exist.
     """
 
     name: str
     number: str
     of: tuple[str, ...] = ("reading",)
-    span: "Callable[[EvaluationSettings, int], Span] | None" = _tail  # None: the method needs none
+    span: "Callable[[EvaluationSettings, int], Span] | None" = (
+        _tail_span  # None: the method needs none
+    )
     compares: bool = False  # two models have a difference over this span, in nats per token
     option: str = ""  # the option of an evaluation without which it is not there
     causal: bool = False  # not a number of masked language models, whose tail alone is scored
@@ -134,9 +136,9 @@ KEPT = GateRules("{model} keeps its quality up to {value:,.0f} tokens", SHORTER)
 TEXT_METRICS = (
     Metric("tail", "perplexity", compares=True),
     Metric("tail_nll", "nll", compares=True),
-    Metric("cumulative", "perplexity", span=_before, compares=True, causal=True),
-    Metric("yarn", "yarn_perplexity", span=_before, causal=True),
-    Metric("bpb", "bits_per_byte", ("reading", "documents"), _before, causal=True),
+    Metric("cumulative", "perplexity", span=_span_before, compares=True, causal=True),
+    Metric("yarn", "yarn_perplexity", span=_span_before, causal=True),
+    Metric("bpb", "bits_per_byte", ("reading", "documents"), _span_before, causal=True),
     Metric("in_window", "perplexity", ("base",)),
     Metric("in_window_nll", "nll", ("base",)),
     Metric("gain", "difference", ("base", "reading"), judged=GAIN),
@@ -147,7 +149,7 @@ TEXT_METRICS = (
     ),
 )
 WHOLE_METRICS = (  # one number for all lengths together
-    Metric("short_tax", "difference", ("reading", "base"), _inside, True, judged=SHORT_TAX),
+    Metric("short_tax", "difference", ("reading", "base"), _span_inside, True, judged=SHORT_TAX),
     Metric("effective_context", "effective_context", ("reading", "base"), None, judged=KEPT),
 )
 
@@ -161,7 +163,8 @@ REACHED = GateRules(KEPT.meaning, SHORTER, has_interval=False)
 
 
 def gate_rules_of(metric: str) -> GateRules:
-    """Return how gates judge a number, by its name in results, such as tail@32768."""
+    """Return the rules by which gates judge a number, by its name in results.json, such as
+    tail@32768."""
     name = metric.partition("@")[0]
     for row in TEXT_METRICS + WHOLE_METRICS:
         if row.name == name:
@@ -176,14 +179,15 @@ def gate_rules_of(metric: str) -> GateRules:
 
 
 def is_of_rounding(metric: str) -> bool:
-    """Return whether a number, by its name in results, exists only for a model with a rounded KV
-    cache."""
+    """Return whether a number, by its name in results.json, exists only for a model with a rounded
+    KV cache."""
     name = metric.partition("@")[0]
     return any(row.name == name and row.option == KV for row in TEXT_METRICS)
 
 
 def metrics_of(scoring: Scoring, *, with_base: bool, between: bool) -> Iterator[Metric]:
-    """Yield the metrics at each length of a model, or of the difference between two models."""
+    """Yield the metrics at each length that results.json has of a model, or of the difference
+    between two models."""
     for metric in TEXT_METRICS:
         if metric.causal and not scoring.scores_all:
             continue

@@ -33,13 +33,14 @@ UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # for a record without this info
 
 
 def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
-    """Return the figures of a checkpoint: from the runs, or else from its record."""
-    measured = [figure for spec in runs for figure in _of_run(spec, Path(directory))]
+    """Return the measured figures for a checkpoint's model card: from results.json of its runs, or
+    else from its ropext.json."""
+    measured = [figure for spec in runs for figure in _figures_of_run(spec, Path(directory))]
     record = read_record(Path(directory)) if not measured else None
     if record is None:
         return measured
     try:
-        return list(_of_record(record))
+        return list(_figures_of_record(record))
     except (AttributeError, IndexError, InputError, KeyError, TypeError, ValueError):
         raise InputError(
             f"{directory}: ropext.json is damaged: ropext does not write such measurements; "
@@ -48,36 +49,37 @@ def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure
         ) from None
 
 
-def _of_record(record: Record) -> Iterator[Figure]:
-    """Return the evaluation of a run, else the numbers of a fine-tuning. The numbers of a fit are
-    over the documents that chose its step."""
+def _figures_of_record(record: Record) -> Iterator[Figure]:
+    """Yield the figures for a model card from ropext.json: the evaluation of a run, else the
+    numbers of a fine-tuning. The numbers of a fit are over the documents that chose its step."""
     run = record.more.get("run")
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
         last = list(measured["variants"].values())[-1]
         known = read_overlap(last.get("overlap"), "run") or NOT_TRAINED
         values = read_values(Values, last["metrics"], "run")
-        yield from _of_metrics(values, known.of_documents, None, measured["tail_tokens"])
+        yield from _figures_of_metrics(values, known.of_documents, None, measured["tail_tokens"])
         return
     tuned = record.more.get("finetune")
     numbers = tuned.get("numbers") if isinstance(tuned, Mapping) else None
     if tuned and isinstance(numbers, Mapping) and isinstance(numbers.get("tuned"), Mapping):
         known = read_overlap(tuned.get("overlap"), "finetune") or UNKNOWN
         values = read_values(Values, numbers["tuned"], "finetune")
-        yield from _of_metrics(values, known.of_documents, None, None)
+        yield from _figures_of_metrics(values, known.of_documents, None, None)
 
 
-def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
+def _figures_of_run(spec: str, directory: Path) -> Iterator[Figure]:
+    """Yield the figures for a model card from a run of `ropext eval` (RUN or RUN:VARIANT)."""
     path, wanted = split_run_spec(spec)
     run = read_run(path)
-    label = _label(run, directory, wanted)
+    label = _label_of_checkpoint(run, directory, wanted)
     data = run.manifest["names"].get("data")
-    shown, dataset_id = _dataset(data if isinstance(data, str) else None)
+    shown, dataset_id = _dataset_name(data if isinstance(data, str) else None)
     shown = marked_name(shown, run.models[label].mark())
-    yield from _of_metrics(run.values(label), shown, dataset_id, run.frame.tail)
+    yield from _figures_of_metrics(run.values(label), shown, dataset_id, run.frame.tail)
 
 
-def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
-    """Return the variant that read this directory's own config and weights."""
+def _label_of_checkpoint(run: Measurement, directory: Path, wanted: str | None) -> str:
+    """Return the variant in results.json that read this directory's own config and weights."""
     content = identity(open_snapshot(str(directory)), Digests())
     keys = ("config_sha256", "weights_sha256")
     shown = {model.source.renamed or label: label for label, model in run.models.items()}
@@ -104,8 +106,8 @@ def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
     return chosen[0]
 
 
-def _dataset(data: str | None) -> tuple[str, str | None]:
-    """Return the name of a source on the card, and its id if the hub has it."""
+def _dataset_name(data: str | None) -> tuple[str, str | None]:
+    """Return the name of a data source on the model card, and its id if the hub has it."""
     if data is None:
         return "retrieval", None
     if data.startswith(SCHEME):
@@ -117,10 +119,11 @@ def _dataset(data: str | None) -> tuple[str, str | None]:
     return PurePath(data).name, None
 
 
-def _of_metrics(
+def _figures_of_metrics(
     values: Mapping[str, Value], dataset: str, dataset_id: str | None, tail: int | None
 ) -> Iterator[Figure]:
-    """Yield tail perplexities, and the scores of retrieval questions."""
+    """Yield the figures of a model card: tail perplexities, and the scores of retrieval
+    questions."""
     tasks = {task.name: task for task in TASKS}
     for key, value in values.items():
         matched = _METRIC.fullmatch(key)

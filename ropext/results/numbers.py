@@ -60,6 +60,7 @@ class ModelSource:
 
     @property
     def factor(self) -> float | None:
+        """The factor of the extension in this evaluation."""
         return self.info.get("factor")
 
     @property
@@ -68,7 +69,7 @@ class ModelSource:
         return tuple(self.info.get("inv_freq") or ())
 
     def to_json(self) -> dict[str, Json]:
-        """Return what results.json has of it."""
+        """Return the source of a model as results.json holds it."""
         return {**fields_of(self), **self.info}
 
 

@@ -30,7 +30,7 @@ SHOWN = 3  # names in a sentence
 
 
 def unique_hashes(parts: Sequence[npt.ArrayLike]) -> Hashes:
-    """Return all hashes once, in order."""
+    """Return all hashes of training documents once, in order."""
     if not parts:
         return np.empty(0, np.uint64)
     return np.unique(np.concatenate([np.asarray(part, np.uint64) for part in parts]))
@@ -50,10 +50,12 @@ class TrainingDocuments:
 
     @property
     def is_complete(self) -> bool:
+        """Return whether the hashes of all training documents are known."""
         return not self.not_recorded and self.count == len(self.documents)
 
     def holds(self, contents: Sequence[int], passages: Hashes) -> bool:
-        """Return whether a document is one of these, or shares a passage with them."""
+        """Return whether a measured document was trained on: it is one of these, or shares passages
+        with them."""
         if np.isin(np.asarray(contents, np.uint64), self.documents).any():
             return True
         if len(self.passages) == MOST_PASSAGES:
@@ -62,7 +64,7 @@ class TrainingDocuments:
         return common >= max(LEAST_PASSAGES, LEAST_SHARE * len(passages))
 
     def with_more(self, other: "TrainingDocuments") -> "TrainingDocuments":
-        """Join the documents of two trainings."""
+        """Return the documents of two trainings together."""
         documents = unique_hashes([self.documents, other.documents])
         passages = unique_hashes([self.passages, other.passages])[:MOST_PASSAGES]
         common = len(self.documents) + len(other.documents) - len(documents)
@@ -77,11 +79,11 @@ class TrainingDocuments:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """Write it as ropext.json holds it."""
+        """Return the hashes of training documents as ropext.json holds them."""
         written: dict[str, Json] = {
             "documents": self.count,
-            "document_hashes": _to_text(self.documents),
-            "passage_hashes": _to_text(self.passages),
+            "document_hashes": _hashes_to_base64(self.documents),
+            "passage_hashes": _hashes_to_base64(self.passages),
             "not_recorded": list(self.not_recorded),
         }
         if self.chose is not None:
@@ -95,12 +97,14 @@ NO_DOCUMENTS = TrainingDocuments(np.empty(0, np.uint64), np.empty(0, np.uint64),
 
 
 def unrecorded_training(training: str) -> TrainingDocuments:
-    """Return a training without recorded documents."""
+    """Return a training whose documents no record names: numbers get the mark "training data not
+    recorded"."""
     return replace(NO_DOCUMENTS, not_recorded=(training,))
 
 
 def training_documents(documents: Iterable[tuple[Sequence[int], Hashes]]) -> TrainingDocuments:
-    """Describe a training on these documents, each by its content and its passages."""
+    """Return the hashes that mark these documents as trained on in later results, from the content
+    and the passages of each."""
     known = list(documents)
     contents = unique_hashes([content for content, _ in known])
     passages = unique_hashes([passage for _, passage in known])
@@ -108,21 +112,22 @@ def training_documents(documents: Iterable[tuple[Sequence[int], Hashes]]) -> Tra
 
 
 def recorded_training(record: Record | None) -> TrainingDocuments | None:
-    """Read the training in a record; None if nothing was trained."""
+    """Return the training documents in ropext.json; None if nothing was trained."""
     data = None if record is None else with_training(record).get(TRAINED_ON)
     return None if data is None else read_training_documents(data)
 
 
 def read_training_documents(raw: Json) -> TrainingDocuments:
-    """Read what `to_json` wrote; it may come from anyone."""
+    """Return the training documents that ropext.json holds; raise InputError if a stranger's record
+    is damaged."""
     try:
         return TrainingDocuments(
-            documents=_from_text(raw.get("document_hashes", "")),
-            passages=_from_text(raw.get("passage_hashes", "")),
+            documents=_hashes_from_base64(raw.get("document_hashes", "")),
+            passages=_hashes_from_base64(raw.get("passage_hashes", "")),
             count=int(raw.get("documents", 0)),
             not_recorded=tuple(map(str, raw.get("not_recorded", ()))),
-            chose=_role_from_json(raw.get("chose")),
-            judged=_role_from_json(raw.get("judged")),
+            chose=_read_role_documents(raw.get("chose")),
+            judged=_read_role_documents(raw.get("judged")),
         )
     except (AttributeError, TypeError, ValueError, binascii.Error):
         raise InputError(
@@ -131,18 +136,21 @@ def read_training_documents(raw: Json) -> TrainingDocuments:
         ) from None
 
 
-def _role_from_json(raw: Json) -> TrainingDocuments | None:
-    """Read documents that chose or judged; no other documents chose or judged these."""
+def _read_role_documents(raw: Json) -> TrainingDocuments | None:
+    """Return the documents that chose or judged a checkpoint; no other documents chose or judged
+    these."""
     if not raw:
         return None
     return read_training_documents(raw | {"chose": None, "judged": None})
 
 
-def _to_text(hashes: Hashes) -> str:
+def _hashes_to_base64(hashes: Hashes) -> str:
+    """Return hashes of documents as base64."""
     return base64.b64encode(hashes.astype("<u8").tobytes()).decode()
 
 
-def _from_text(text: str) -> Hashes:
+def _hashes_from_base64(text: str) -> Hashes:
+    """Return hashes of documents from base64."""
     return unique_hashes([np.frombuffer(base64.b64decode(text, validate=True), "<u8")])
 
 
@@ -159,7 +167,7 @@ class Overlap:
 
     @property
     def mark(self) -> str:
-        """The mark next to every number over these documents."""
+        """The mark next to every number over these documents, such as "3 of 8 trained on"."""
         parts = list[str]()
         if self.trained_on:
             parts.append(f"{self._count} trained on")
@@ -171,7 +179,7 @@ class Overlap:
 
     @property
     def of_documents(self) -> str:
-        """Return the documents, with their role in training."""
+        """Return the name of the data on a model card, with the documents' role in training."""
         if self.trained_on:
             return f"documents of which {self._count} were trained on"
         if self.chosen_on:
@@ -182,7 +190,7 @@ class Overlap:
 
     @property
     def sentence(self) -> str:
-        """The meaning of the mark; empty if there is none."""
+        """The warning of an evaluation that explains the mark; empty if there is no mark."""
         parts = list[str]()
         if self.trained_on:
             names = list(self.names)
@@ -206,19 +214,20 @@ class Overlap:
 
     @property
     def _count(self) -> str:
+        """Return how many measured documents were trained on: "3 of 8", or "at least 3 of 8"."""
         at_least = "" if self.complete else "at least "
         return f"{at_least}{self.trained_on} of {self.documents}"
 
     def to_json(self) -> dict[str, Json]:
-        """Return what records and results hold of it."""
+        """Return the overlap as results.json and ropext.json hold it."""
         return fields_of(self) | {"mark": self.mark}
 
 
 def overlap_of_documents(
     known: TrainingDocuments | None, documents: Sequence[tuple[str, Sequence[int], Hashes]]
 ) -> Overlap | None:
-    """Find those documents (name, content, passages) that were trained on; None if nothing was
-    trained, or nothing is read."""
+    """Return how many measured documents (name, content, passages) were trained on, for the mark
+    next to each number; None if nothing was trained or read."""
     if known is None or not documents:
         return None
     chose = known.chose or NO_DOCUMENTS
@@ -235,17 +244,18 @@ def overlap_of_documents(
 def joined_training(
     first: TrainingDocuments | None, second: TrainingDocuments | None
 ) -> TrainingDocuments | None:
-    """Join two trainings, one after the other."""
+    """Return the documents of two trainings, one after the other."""
     if first is None or second is None:
         return first or second
     return first.with_more(second)
 
 
 def read_overlap(data: JsonObject | None, place: object) -> Overlap | None:
-    """Read the overlap in a record or a result; None if it holds none."""
+    """Return the overlap in ropext.json or results.json; None if it holds none."""
     return read_values(Overlap, data, place) if data else None
 
 
 def marked_name(text: str, mark: str) -> str:
-    """Write a row's name with its mark."""
+    """Return a model's name for a table's row, with its mark, such as "tuned (3 of 8 trained
+    on)"."""
     return Marked(text, mark) if mark else text

@@ -54,7 +54,7 @@ class Reading:
         return [np.asarray(array[max(start, 1) : stop], np.float64) for array in arrays]
 
     def subset(self, order: Sequence[int]) -> "Reading":
-        """Return the reading of some of the documents, in the given order."""
+        """Return the losses on some of the documents, in the given order."""
         picked = {at: [arrays[k] for k in order] for at, arrays in self.passes.items()}
         return Reading(self.label, picked)
 
@@ -69,10 +69,11 @@ class Documents:
     token_bytes: tuple[npt.NDArray[np.int64], ...]
 
     def __len__(self) -> int:
+        """Return the number of measured documents."""
         return len(self.names)
 
     def subset(self, order: Sequence[int]) -> "Documents":
-        """Return some of them, in the given order."""
+        """Return some of the measured documents, in the given order."""
         return Documents(
             names=tuple(self.names[k] for k in order),
             prefix_hashes=tuple(self.prefix_hashes[k] for k in order),
@@ -180,21 +181,23 @@ class EvaluationSettings:
         return self.scoring.mask_stride, self.tail, self.longest
 
     def mean(self, reading: Reading, span: Span) -> float:
-        """Return the nats per token over a span, without an interval."""
+        """Return the loss over a span in nats per token, without an interval."""
         sums, counts = reading.sums(*span)
         return float(sums.sum() / counts.sum())
 
     def nll(self, reading: Reading, span: Span) -> Value:
-        """Return the nats per token over a span."""
+        """Return the loss over a span in nats per token, with its interval over documents."""
         sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums, counts)
 
     def perplexity(self, reading: Reading, span: Span) -> Value:
+        """Return exp of the mean loss over a span, with its interval over documents."""
         sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums, counts, np.exp)
 
     def difference(self, left: Reading, right: Reading, span: Span) -> Value:
-        """Return the NLL of `left` minus the NLL of `right` on the same tokens, nats per token."""
+        """Return the loss of `left` minus the loss of `right` on the same tokens in nats per token,
+        with its paired interval."""
         sums, counts = left.sums(*span)
         return self.bootstrap.ratio(sums - right.sums(*span)[0], counts)
 
@@ -239,7 +242,8 @@ class EvaluationSettings:
         return Value(float(reached), None, interval, num_documents)
 
     def octaves(self, parts: int = 1) -> tuple[tuple[int, int], ...]:
-        """Return the buckets of positions; none if only a tail is scored."""
+        """Return the ranges of positions in the table of loss by position; none if only a tail is
+        scored."""
         if not self.scoring.scores_all:
             return ()
         return octaves(self.context, self.longest, parts)
@@ -260,7 +264,7 @@ class OctaveLoss:
 def loss_by_position(
     frame: EvaluationSettings, reading: Reading, base: Reading | None
 ) -> list[OctaveLoss]:
-    """Return the NLL in each octave of positions."""
+    """Return the loss in each octave of positions, as results.json holds it."""
     octave_losses = list[OctaveLoss]()
     for start, stop in frame.octaves():
         span = (start, stop)

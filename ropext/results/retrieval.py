@@ -77,7 +77,7 @@ class ItemScore:
 
 
 def group_answers(items: Iterable[ItemScore], *names: str) -> dict[Any, list[ItemScore]]:
-    """Group answers by some of their fields."""
+    """Return answers to retrieval questions, grouped by some of their fields."""
     key = attrgetter(*names)
     groups = dict[Any, list[ItemScore]]()
     for item in items:
@@ -102,9 +102,9 @@ def retrieval_values(
     compared, _ = ruler_tasks(values)
     if means := ruler_means(values):
         shares = {int(name.partition("@")[2]): value.value for name, value in means.items()}
-        values[f"effective_context.{RULER}"] = _reached(shares, context)
+        values[f"effective_context.{RULER}"] = _effective_length(shares, context)
         if len(compared) == len(THIRTEEN):
-            values["ruler_context"] = _reached(shares, 0, RULERS_SHARE)
+            values["ruler_context"] = _effective_length(shares, 0, RULERS_SHARE)
     return values | means
 
 
@@ -185,9 +185,9 @@ def unmeasurable_tasks(items: Mapping[str, Sequence[ItemScore]], context: int) -
             group = by_task.get(task.name, [])
             short = [item for item in group if item.length <= context]
             if group:
-                everywhere.append(_share(group))
+                everywhere.append(_mean_points(group))
             if short:
-                inside.append(_share(short))
+                inside.append(_mean_points(short))
         if inside and max(inside) < CAN_DO:
             reasons[task.name] = (
                 f"{task.name} is not measurable here: inside its trained context the model gets "
@@ -222,6 +222,7 @@ def share_of_answers(items: Sequence[ItemScore]) -> Value:
 
 
 def _share_of_points(points: Sequence[float], haystacks: npt.NDArray[np.intp]) -> Value:
+    """Return the share of points with its Wilson interval, for questions in these haystacks."""
     worth = effective_count(np.bincount(haystacks, points), np.bincount(haystacks))
     return wilson_share(sum(points), len(points), worth)
 
@@ -242,7 +243,7 @@ def difference_of_answers(
 def mean_over_haystacks(
     numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap
 ) -> Value:
-    """Return the mean of a number per question, with whole haystacks resampled."""
+    """Return the mean of a number per question with its interval: whole haystacks are resampled."""
     haystacks = haystack_numbers(items)
     return bootstrap.ratio(np.bincount(haystacks, numbers), np.bincount(haystacks))
 
@@ -254,12 +255,12 @@ def effective_retrieval(at: Mapping[int, Sequence[ItemScore]], context: int) -> 
     answered = list[ItemScore]()
     for length in inside:
         answered += at[length]
-    shares = {length: _share(answers) for length, answers in at.items()}
-    reached = _reached(shares, context, None, _share(answered))
+    shares = {length: _mean_points(answers) for length, answers in at.items()}
+    reached = _effective_length(shares, context, None, _mean_points(answered))
     return replace(reached, n=min(map(len, at.values())))
 
 
-def _reached(
+def _effective_length(
     shares: Mapping[int, float],
     context: int,
     least: float | None = None,
@@ -286,7 +287,8 @@ def _reached(
     return Value(float(reached), None, None, len(lengths))
 
 
-def _share(items: Sequence[ItemScore]) -> float:
+def _mean_points(items: Sequence[ItemScore]) -> float:
+    """Return the mean points of retrieval answers, without an interval."""
     return sum(item.points for item in items) / len(items)
 
 
@@ -301,7 +303,7 @@ class HeatCell:
 
 
 def heat_map_cells(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]]:
-    """Return the cells of each task, by length and depth."""
+    """Return the cells of a heat map for each retrieval task, by length and depth."""
     maps = dict[str, list[HeatCell]]()
     groups = group_answers(items, "task", "length", "depth")
     for place in sorted(groups, key=_place_in_heat_map):
@@ -317,7 +319,8 @@ def heat_map_cells(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]
 
 
 def _place_in_heat_map(place: tuple[str, int, float | None]) -> tuple[str, int, float]:
-    """Order cells by task, length and depth; a question over the whole text comes first."""
+    """Return the sort key of a heat map's cell: task, length and depth; a question over the whole
+    text comes first."""
     task, length, depth = place
     return task, length, depth or 0
 

@@ -1,4 +1,4 @@
-"""Decide from losses on the same documents: which model is lowest, and how surely; which one
+"""Decide from losses on the same documents: which model is lowest, and how surely; which method
 `--method auto` takes; which step of a fit is kept; and what `compare` shows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,16 +40,19 @@ class Standing:
 
     @property
     def lowest(self) -> str:
+        """Return the label of the model with the lowest loss."""
         return next(iter(self.behind))
 
     @property
     def is_sure(self) -> bool:
-        """Whether the lowest is below every other one, with all comparisons allowed for."""
+        """Return whether the lowest loss is below every other one at 95 % confidence, with all
+        comparisons allowed for."""
         return all(lead is not None and lead > 0 for lead in self.leads.values())
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """The models whose interval against the lowest holds zero, the lowest included."""
+        """Return the models whose paired interval against the lowest holds zero, the lowest
+        included."""
         return tuple(label for label, distance in self.behind.items() if not distance.sign)
 
     @property
@@ -77,7 +80,7 @@ class Standing:
         return self.lowest
 
     def to_json(self) -> dict[str, Json]:
-        """Write it as choice.json has it."""
+        """Return the compared losses as choice.json has them."""
         return {
             "documents": self.documents,
             "behind": values_json(self.behind),
@@ -86,7 +89,8 @@ class Standing:
 
 
 def loss_standing(measured: Measurement, span: Span | None = None) -> Standing:
-    """Compare what models read over a span, by default the longest length's tail."""
+    """Return models in the order of their losses on the same documents, with paired intervals, by
+    default over the longest length's tail."""
     frame = measured.frame
     readings = measured.readings
     span = span or frame.tail_span(frame.longest)
@@ -124,44 +128,46 @@ def sure_lead(
 
 
 def far_loss(measured: Measurement, label: str) -> float:
-    """Return the nats per token over the far half."""
+    """Return the measured loss of a model in nats per token over the far half."""
     return measured.frame.mean(measured.readings[label], measured.frame.far_half)
 
 
 def tail_loss(measured: Measurement, label: str) -> float:
-    """Return the nats per token over the last N tokens before the longest length."""
+    """Return the measured loss of a model in nats per token over the last N tokens before the
+    longest length."""
     frame = measured.frame
     return frame.mean(measured.readings[label], frame.tail_span(frame.longest))
 
 
 def fit_loss(measured: Measurement, label: str) -> float:
-    """Return the loss that a fit lowers: the far half and the tail, in equal parts."""
+    """Return the measured loss that a fit lowers: the far half and the tail, in equal parts."""
     return (far_loss(measured, label) + tail_loss(measured, label)) / 2
 
 
 def far_change(measured: Measurement, label: str, start: str) -> Value:
-    """Return the change in nats per token over the far half, on the same tokens; negative is better
-    than the start."""
+    """Return the change of the loss over the far half in nats per token with its paired interval;
+    negative is better than the start."""
     return measured.change(label, start, measured.frame.far_half)
 
 
 def is_better(measured: Measurement, label: str, start: str) -> bool:
-    """Return whether it beats the start by more than the paired interval; never without an
-    interval."""
+    """Return whether the measured loss of a model is below the start's by more than its paired
+    interval; never without an interval."""
     change = far_change(measured, label, start)
     return change.ci95 is not None and change.ci95[1] < -ROUNDING
 
 
 def best_fit_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
-    """Return the lowest of the steps that surely beat the start; if none does, the lowest of
-    all."""
+    """Return the step of a fit with the lowest measured loss of all steps that surely beat the
+    start; if none does, the lowest step."""
     steps = tuple(steps)
     sure = [step for step in steps if is_better(measured, step, start)]
     return min(sure or steps, key=lambda step: fit_loss(measured, step))
 
 
 def lost_answers(measured: Measurement, label: str, start: str) -> Value | None:
-    """Return the change in the share of right answers if it is surely a loss, else None."""
+    """Return the change in the share of right retrieval answers if its interval is below zero, else
+    None."""
     models = measured.models
     bootstrap = measured.frame.bootstrap
     changes = item_differences(models[label].items, models[start].items, bootstrap)
@@ -193,9 +199,11 @@ class Ranking:
         return self.values[self.best].get(f"in_window@{self.frame.longest}")
 
     def tail(self, method: str) -> Value:
+        """Return a method's perplexity over the tail."""
         return self.values[method][f"tail@{self.frame.longest}"]
 
     def tail_nll(self, method: str) -> Value:
+        """Return a method's loss over the tail, in nats per token."""
         return self.values[method][f"tail_nll@{self.frame.longest}"]
 
     def gain(self, method: str) -> Value | None:
@@ -203,6 +211,7 @@ class Ranking:
         return self.values[method].get(f"gain@{self.frame.longest}")
 
     def short_tax(self, method: str) -> Value | None:
+        """Return a method's loss increase inside the trained context."""
         return self.values[method].get("short_tax")
 
     def numbers(self, method: str, behind: Value | None) -> dict[str, Value | None]:
@@ -216,7 +225,7 @@ class Ranking:
         }
 
     def to_json(self) -> dict[str, Json]:
-        """Write it as `ropext plan --measure --json` prints it."""
+        """Return the ranking as `ropext plan --measure --json` prints it."""
         return {
             "length": self.frame.longest,
             "context": self.frame.context,
@@ -231,6 +240,7 @@ class Ranking:
         }
 
     def _rows_json(self, behind: Mapping[str, Value]) -> list[dict[str, Json]]:
+        """Return the ranked methods as rows of that JSON."""
         rows = list[dict[str, Json]]()
         for method, distance in behind.items():
             least = self.standing.leads.get(method)
@@ -267,7 +277,7 @@ def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
 
 
 def in_memory_sentence(label: str, behind: Value, lowest: str) -> str:
-    """Say how near the best method comes that no checkpoint holds."""
+    """Say below the ranking how near the best method comes that no checkpoint holds."""
     interval = ""
     if behind.ci95 is not None:
         low, high = behind.ci95
@@ -310,6 +320,7 @@ def auto_verdict(
 
 
 def _auto_sentence(choice: JsonObject, gain: Value | None, later: str, length: str) -> str:
+    """Write the verdict of `--method auto` about the gain over truncation."""
     method = choice["taken"]
     if gain is None:
         return f"{method} was taken; its gain at {length} was not measured"
@@ -334,7 +345,7 @@ def _auto_sentence(choice: JsonObject, gain: Value | None, later: str, length: s
 
 
 def choice_reason(last: Standing, method: str) -> str:
-    """Return the reason for a choice, from the documents that chose."""
+    """Return the reason of `--method auto` for a method, from the documents that chose."""
     lowest = last.lowest
     count = last.documents
     on = f"on {count} documents" if count > 1 else f"on {count} document"
@@ -395,7 +406,7 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
     reference, *others = readings
     paired = len(both.documents or ())
     references = dict.fromkeys(others, reference)
-    bases = _bases(parts)
+    bases = _own_bases(parts)
     if bases[reference] == reference:
         extended = {label: base for label, base in bases.items() if base not in (label, "")}
         if set(extended.values()) - {reference}:
@@ -411,7 +422,7 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
             tails[label] = frame.perplexity(reading, span)
             if label in references:
                 differences[label] = both.change(label, references[label], span)
-        rows.append(LengthRow(length, tails, differences, _winner(both, span)))
+        rows.append(LengthRow(length, tails, differences, _sure_winner(both, span)))
     positions = dict[str, Sequence[OctaveDifference]]()
     short = dict[str, Value]()
     for label, other in references.items():
@@ -444,8 +455,8 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
     )
 
 
-def _bases(parts: Iterable[Measurement]) -> dict[str, str]:
-    """Return the label of each model's own base; empty if it is not shown."""
+def _own_bases(parts: Iterable[Measurement]) -> dict[str, str]:
+    """Return the label of each compared model's own base; empty if it is not shown."""
     bases = dict[str, str]()
     for part in parts:
         for label in part.models:
@@ -453,9 +464,9 @@ def _bases(parts: Iterable[Measurement]) -> dict[str, str]:
     return bases
 
 
-def _winner(both: Measurement, span: Span) -> str | None:
-    """Return the lowest tail, if it is surely below every other one, with all comparisons allowed
-    for."""
+def _sure_winner(both: Measurement, span: Span) -> str | None:
+    """Return the compared model with the lowest tail, if it is surely below every other one, with
+    all comparisons allowed for."""
     if len(both.readings) < 2:
         return None
     for reading in both.readings.values():

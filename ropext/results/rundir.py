@@ -67,7 +67,7 @@ Texts = Iterable[tuple[str, npt.NDArray[np.integer]]]  # name and token ids of e
 
 
 def write_documents(path: Path, documents: Documents, longest: int) -> None:
-    """Write documents.json, and the bytes per token of each."""
+    """Write documents.json of a run, and the bytes per token of each document."""
     rows = []
     for name, hashes, counts in zip(
         documents.names, documents.prefix_hashes, documents.token_bytes, strict=True
@@ -79,7 +79,8 @@ def write_documents(path: Path, documents: Documents, longest: int) -> None:
 
 
 def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
-    """Write a row for each token that a variant scored, as read at the longest length."""
+    """Write the parquet file of --losses, a row for each token that a variant scored, as read at
+    the longest length."""
     import pyarrow
     from pyarrow import parquet
 
@@ -96,6 +97,7 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
     texts = list(texts)
 
     def write(stream: BinaryIO) -> None:
+        """Write the rows of all variants, then the sign of ropext."""
         with parquet.ParquetWriter(stream, schema) as writer:
             for label, reading in measured.readings.items():
                 losses = reading.tokens(0, measured.frame.longest)  # from position 1 on
@@ -117,7 +119,7 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
 
 
 def _sign_losses(path: Path, stream: BinaryIO) -> None:
-    """Write the digest of a table into the table, before it gets its name."""
+    """Write the digest of the parquet file of --losses into the file, before it gets its name."""
     stream.flush()
     start = guard.place_of_sign(path, guard.LOSSES)
     assert start is not None
@@ -127,7 +129,7 @@ def _sign_losses(path: Path, stream: BinaryIO) -> None:
 
 
 def variant_store(path: Path, name: str) -> Store:
-    """Return the losses and answers of one variant of a run."""
+    """Return the store of one variant's losses and answers in a run."""
     return Store(path / STORES / name)
 
 
@@ -138,11 +140,12 @@ def write_stores(path: Path, stores: Mapping[str, Store]) -> None:
 
 
 def remove_unused_units(path: Path, units: Collection[str]) -> None:
-    """Delete units of an earlier run that this one does not use; `units` are files below
-    variants/."""
+    """Delete the losses and answers of an earlier run that this run does not use; `units` are files
+    below variants/."""
     names = {STORES + unit for unit in units}
 
     def stays(name: str) -> bool:
+        """Return whether a file of the run stays."""
         return name in names or not name.startswith(STORES) or "/lm-eval/" in name
 
     workdir.remove(path, stays)
@@ -166,7 +169,7 @@ def _listed_digests(path: Path) -> JsonObject:
 
 
 def no_digest_warnings(path: Path) -> Iterator[str]:
-    """Warn if the run.json of a run lists no digest of its results."""
+    """Yield a warning if the run.json of a run lists no digest of its results.json."""
     if RESULTS not in _listed_digests(path):
         yield (
             f"[no-digest] {path}: {workdir.MANIFEST} lists no digest of {RESULTS}, so ropext "
@@ -175,7 +178,7 @@ def no_digest_warnings(path: Path) -> Iterator[str]:
 
 
 def _check_digests(path: Path) -> None:
-    """Refuse a run in which a file is not as its run.json lists it."""
+    """Raise InputError if a file of a run is not as its run.json lists it."""
     listed = _listed_digests(path)
     there = {name for name in (DOCUMENTS, ITEMS) if (path / name).exists()}
     names = [name for name in sorted({*listed, *there}) if name.startswith(READ)]
@@ -188,8 +191,8 @@ def _check_digests(path: Path) -> None:
 
 
 def read_finished_run(path: Path) -> Measurement:
-    """Read a run that this process has just written or that `read_run` checks; name a missing or
-    damaged part."""
+    """Return the run that this process has just written or that `read_run` checks; raise InputError
+    if results.json or another part is missing or damaged."""
     manifest = workdir.read(path)
     if manifest is None or manifest["command"] != "eval":
         raise InputError(
@@ -204,12 +207,13 @@ def read_finished_run(path: Path) -> Measurement:
         raise InputError(
             f"{path}/results.json has schema {results.get('schema')!r}; this ropext reads {SCHEMA}"
         )
-    return _measurement(path, manifest, results)
+    return _read_measurement(path, manifest, results)
 
 
 @contextmanager
 def _naming_damage(place: Path) -> Iterator[None]:
-    """Name the run, or the file in it, if a part is missing or damaged."""
+    """Raise InputError with the path of the run, or of the file in it, if a part is missing or
+    damaged."""
     try:
         yield
     except KeyError as error:
@@ -232,7 +236,9 @@ def save_run(path: Path, measured: Measurement) -> None:
     write_json(path / RESULTS, measured.results)
 
 
-def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measurement:
+def _read_measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measurement:
+    """Return the measurement that the files of a run hold: results.json, documents.json,
+    items.jsonl and arrays."""
     written = dict[str, MeasuredModel]()
     with _naming_damage(path / RESULTS):
         frame = _read_settings(results)
@@ -270,6 +276,7 @@ def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measu
 
 
 def _read_settings(results: JsonObject) -> EvaluationSettings:
+    """Return the lengths, the bootstrap and the scoring that results.json states."""
     lengths = tuple(int(length) for length in results["lengths"])
     if not lengths:
         raise ValueError("no lengths")
@@ -283,7 +290,7 @@ def _read_settings(results: JsonObject) -> EvaluationSettings:
 
 
 def _written_model(variant: JsonObject, path: Path) -> MeasuredModel:
-    """Read what results.json has of one model."""
+    """Return a model from its entry under `variants` in results.json."""
     source = _read_part(ModelSource, variant, path)
     info = {key: value for key, value in variant.items() if key not in _OF_A_MODEL}
     return MeasuredModel(
@@ -296,7 +303,8 @@ def _written_model(variant: JsonObject, path: Path) -> MeasuredModel:
 
 
 def _read_part(kind: type[Part], data: JsonObject, path: Path) -> Part:
-    """Read one dataclass from an object; every key that it always writes must exist."""
+    """Return one dataclass from an object in results.json; raise KeyError for a key that it always
+    writes."""
     part = read_values(kind, data, path / RESULTS, AGAIN)
     for key in fields_of(kind()):
         if key not in data:
@@ -305,7 +313,7 @@ def _read_part(kind: type[Part], data: JsonObject, path: Path) -> Part:
 
 
 def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemScore]]:
-    """Read the answers of each model, without the answers to some tasks."""
+    """Return the answers of each model in items.jsonl, without the answers to some tasks."""
     items = dict[str, list[ItemScore]]()
     if not (path / ITEMS).exists():
         return items
@@ -319,6 +327,7 @@ def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemSco
 
 
 def _read_documents(path: Path, frame: EvaluationSettings) -> Documents:
+    """Return the documents of documents.json with the bytes under their tokens."""
     names = list[str]()
     prefix_hashes = list[Mapping[int, str]]()
     files = list[Path]()
@@ -337,12 +346,12 @@ def _read_documents(path: Path, frame: EvaluationSettings) -> Documents:
 
 
 def _bytes_file(path: Path, document_hash: str) -> Path:
-    """Name the file of the bytes of a document's tokens."""
+    """Return the file of a run with the bytes of a document's tokens."""
     return path / "documents" / f"{document_hash[:32]}.npy"
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _ComparedModel:
     """One model of a comparison, with its run."""
 
     run: Measurement
@@ -352,7 +361,8 @@ class _Chosen:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return its names, the shortest first: variant, run:variant, path:variant."""
+        """Return the names of a compared model, the shortest first: variant, run:variant,
+        path:variant."""
         return self.label, f"{Path(self.place).name}:{self.label}", f"{self.place}:{self.label}"
 
 
@@ -366,7 +376,7 @@ def open_runs_to_compare(
     without them.
     """
     runs = list[Measurement]()
-    everyone = list[_Chosen]()
+    everyone = list[_ComparedModel]()
     bases = list[int]()  # of each run
     has_base = set[int]()  # the bases that a run brought
     read_short = list[Measurement]()
@@ -383,7 +393,7 @@ def open_runs_to_compare(
                 read_short.append(run)
             is_base = run.models[label].kind == BASE
             if not (is_base and base in has_base and wanted is None):
-                everyone.append(_Chosen(run, label, str(run.path or number), base))
+                everyone.append(_ComparedModel(run, label, str(run.path or number), base))
             if is_base:
                 has_base.add(base)
     _check_short_windows(read_short)
@@ -401,7 +411,8 @@ def open_runs_to_compare(
 
 
 def _open_run(given: str | Measurement) -> tuple[Measurement, str | None]:
-    """Open RUN or RUN:VARIANT; return the run, and the name of the variant if there is one."""
+    """Return the run of a comparison's RUN or RUN:VARIANT, and the name of the variant if there is
+    one."""
     if isinstance(given, Measurement):
         return given, None
     path, wanted = split_run_spec(given)
@@ -409,10 +420,10 @@ def _open_run(given: str | Measurement) -> tuple[Measurement, str | None]:
 
 
 def _labelled_models(
-    everyone: Sequence[_Chosen], labels: Mapping[str, str]
+    everyone: Sequence[_ComparedModel], labels: Mapping[str, str]
 ) -> dict[str, Measurement]:
-    """Return each model alone under the shortest name that nobody else has, or under the user's
-    label for it."""
+    """Return each compared model alone under the shortest name that nobody else has, or under the
+    user's label for it."""
     alone = dict[str, Measurement]()
     shown = dict[int, str]()  # names of the bases
     names = list[str]()
@@ -430,7 +441,7 @@ def _labelled_models(
 
 
 def _check_short_windows(runs: Sequence[Measurement]) -> None:
-    """Refuse runs that read their bases by two definitions of the short window."""
+    """Raise InputError if compared runs read their bases by two definitions of the short window."""
     by_version = dict[int, object]()
     for run in runs:
         decides = run.manifest.get("decides", {})
@@ -465,7 +476,7 @@ def _have_same_base(run: Measurement, other: Measurement) -> bool:
 
 
 def _base_identity(run: Measurement, label: str) -> object:
-    """Return the identity of a run's base: its weights and its spectrum."""
+    """Return the identity of a run's base in run.json: its weights and its spectrum."""
     identity = run.manifest["decides"]["variants"].get(label)
     if identity is None:  # somebody renamed it
         return None
@@ -474,8 +485,8 @@ def _base_identity(run: Measurement, label: str) -> object:
     return weights, identity["adapter_sha256"], identity.get("inv_freq")
 
 
-def _shortest_name(one: _Chosen, everyone: Sequence[_Chosen]) -> str:
-    """Return the shortest name that nobody else has."""
+def _shortest_name(one: _ComparedModel, everyone: Sequence[_ComparedModel]) -> str:
+    """Return the shortest name of a compared model that nobody else has."""
     for place, name in enumerate(one.names):
         if sum(other.names[place] == name for other in everyone) == 1:
             return name
@@ -483,6 +494,8 @@ def _shortest_name(one: _Chosen, everyone: Sequence[_Chosen]) -> str:
 
 
 def _chosen_variants(run: Measurement, wanted: str | None) -> list[str]:
+    """Return the labels that RUN or RUN:VARIANT names; raise InputError if results.json lacks the
+    variant."""
     if wanted is not None and wanted not in run.models:
         raise InputError(f"{run.path} holds no variant {wanted!r}; it has {', '.join(run.models)}")
     if wanted is None:
@@ -509,6 +522,8 @@ def judge_gates(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
 
 
 def _judge_gate(run: Measurement, gate: Gate, label: str) -> Outcome:
+    """Return the outcome of a gate on one model, with the mark of documents that it was trained
+    on."""
     reason = run.facts.not_measurable.get(gate.task)
     if reason is not None:
         return gate.unanswered(label, reason)
@@ -538,6 +553,7 @@ def _judge_gate(run: Measurement, gate: Gate, label: str) -> Outcome:
 
 
 def _gated_models(run: Measurement, gate: Gate) -> list[str]:
+    """Return the labels of the models that a gate concerns."""
     if gate.variant is not None:
         if gate.variant not in run.models:
             names = ", ".join(run.models)
@@ -555,8 +571,8 @@ def _gated_models(run: Measurement, gate: Gate) -> list[str]:
 
 
 def _opponent_of_gate(run: Measurement, gate: Gate, label: str) -> Measurement:
-    """Return another variant of this run, or the variant of a run directory (the same label, else
-    its only one)."""
+    """Return the model of a gate's `vs RUN`: another variant of this run, or the variant of a run
+    directory (the same label, else its only one)."""
     name = gate.run or ""
     if name in run.models:
         return run.only(name)
@@ -594,7 +610,7 @@ def raise_if_gates_failed(outcomes: Sequence[Outcome]) -> None:
 
 
 def _failed_gate_text(outcome: Outcome) -> str:
-    """Write a gate that did not hold, of whom, and the number that was looked at."""
+    """Write a failed gate with its model and the number that it looked at."""
     number = "nothing"
     if outcome.looked_at is not None:
         number = f"{outcome.looked_at:.4g}"

@@ -65,8 +65,8 @@ class Value:
 
     @property
     def gains(self) -> bool | None:
-        """Return whether this gain in nats is surely one (True), surely smaller than MARGIN
-        (False), or not known (None)."""
+        """Return whether the interval of this gain in nats is surely above zero (True), surely
+        smaller than MARGIN (False), or neither (None: not known)."""
         if self.ci95 is None or (self.ci95[0] <= 0 and self.ci95[1] >= MARGIN):
             return None
         return self.ci95[0] > 0
@@ -124,7 +124,8 @@ class Value:
 
 
 def _two_digits(least: float) -> str:
-    """Write a number with two digits, rounded up: fewer would not decide."""
+    """Write a number of documents or questions with two digits, rounded up: fewer would not
+    decide."""
     whole = math.ceil(least)
     unit = 10 ** max(0, len(str(whole)) - 2)
     return f"{math.ceil(whole / unit) * unit:,}"
@@ -151,7 +152,8 @@ def student_t(risk: float, degrees: int) -> float:
 
 
 @lru_cache(maxsize=8)
-def _few_draws(seed: int, resamples: int, n: int) -> Floats:
+def _cached_draws(seed: int, resamples: int, n: int) -> Floats:
+    """Return the bootstrap draws of a few documents."""
     return next(iter(Bootstrap(seed, resamples).fresh_draws(n)))
 
 
@@ -182,7 +184,7 @@ class Bootstrap:
         if n * self.resamples > 1_000_000:
             yield from self.fresh_draws(n)
         else:
-            yield _few_draws(self.seed, self.resamples, n)
+            yield _cached_draws(self.seed, self.resamples, n)
 
     def ratio(
         self,
@@ -190,8 +192,8 @@ class Bootstrap:
         counts: npt.ArrayLike,
         transform: Callable[[Floats], Floats] | None = None,
     ) -> Value:
-        """Return the sum of `sums` over the sum of `counts`, e.g. NLL over tokens, through a rising
-        `transform`.
+        """Return the sum of `sums` over the sum of `counts` with its bootstrap interval, e.g. NLL
+        over tokens, through a rising `transform`.
 
         Documents with a count of zero take no part. The interval is widened before the transform.
         """
@@ -222,10 +224,12 @@ class Bootstrap:
             return Value(point, se, (float(low), float(high)), n)
 
     def _ratios(self, top: Floats, bottom: Floats) -> Floats:
+        """Return the ratio of each bootstrap draw."""
         return np.concatenate([(draw @ top) / (draw @ bottom) for draw in self._draws(len(top))])
 
     def mean(self, values: npt.ArrayLike) -> Value:
-        """Return the mean over documents, each with the same weight."""
+        """Return the mean over documents with its bootstrap interval, each document with the same
+        weight."""
         numbers = np.asarray(values, np.float64)
         return self.ratio(numbers, np.ones_like(numbers))
 
@@ -246,7 +250,8 @@ class Bootstrap:
 
 
 def _interval_widening(n: int, risk: float = RISK) -> float:
-    """Return Student's t over the normal quantile, times sqrt(n/(n-1))."""
+    """Return the factor that widens a bootstrap interval: Student's t over the normal quantile,
+    times sqrt(n/(n-1))."""
     ratio = student_t(risk, n - 1) / NormalDist().inv_cdf(1 - risk)
     return ratio * math.sqrt(n / (n - 1))
 
@@ -316,7 +321,8 @@ def difference_of_shares(more: Value, fewer: Value) -> Value:
 
 
 def _joined_distance(first: float, second: float, correlation: float) -> float:
-    """Return the length of the difference of two distances with a correlation."""
+    """Return how far the interval of a difference reaches, from the distances of two intervals'
+    ends and their correlation."""
     return math.sqrt(first**2 + second**2 - 2 * correlation * first * second)
 
 

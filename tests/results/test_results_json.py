@@ -15,7 +15,7 @@ from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.perplexity import EvaluationSettings
 from ropext.results.retrieval import HeatCell
-from ropext.results.rundir import _measurement
+from ropext.results.rundir import _read_measurement
 from ropext.results.values import Bootstrap, Value
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -35,7 +35,7 @@ def in_order(path):
 @pytest.mark.parametrize("name", ["eval", "protocol-yarn", "endpoint"])
 def test_a_recorded_file_is_written_as_it_was_read(tmp_path, name):
     recorded = RECORDED / f"{name}.json"
-    measured = _measurement(tmp_path, {}, json.loads(recorded.read_text("utf-8")))
+    measured = _read_measurement(tmp_path, {}, json.loads(recorded.read_text("utf-8")))
     write_json(tmp_path / "results.json", measured.results)
     assert in_order(tmp_path / "results.json") == in_order(recorded)
 
@@ -44,17 +44,17 @@ def test_a_recorded_file_is_written_as_it_was_read(tmp_path, name):
 def test_a_key_that_few_runs_have_is_kept(tmp_path, key):
     recorded = json.loads((RECORDED / "eval.json").read_text("utf-8"))
     assert key not in recorded
-    assert key not in _measurement(tmp_path, {}, recorded).results
-    written = _measurement(tmp_path, {}, recorded | RARE[key]).results
+    assert key not in _read_measurement(tmp_path, {}, recorded).results
+    written = _read_measurement(tmp_path, {}, recorded | RARE[key]).results
     assert written == recorded | RARE[key]
-    assert _measurement(tmp_path, {}, written).results == written
+    assert _read_measurement(tmp_path, {}, written).results == written
 
 
 def test_a_row_of_a_server_without_questions_keeps_its_empty_outcomes(tmp_path):
     """The row of a plain server, which read texts alone."""
     recorded = json.loads((RECORDED / "endpoint.json").read_text("utf-8"))
     recorded["variants"]["port"]["outcomes"] = []
-    assert _measurement(tmp_path, {}, recorded).results == recorded
+    assert _read_measurement(tmp_path, {}, recorded).results == recorded
 
 
 @pytest.mark.parametrize("key", ["lengths", "protocol", "variants"])
@@ -63,17 +63,17 @@ def test_a_missing_key_is_named_with_its_file(tmp_path, key):
     del recorded[key]
     sentence = f"{tmp_path / 'results.json'} is damaged: the key '{key}' is missing; evaluate again"
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
-        _measurement(tmp_path, {}, recorded)
+        _read_measurement(tmp_path, {}, recorded)
 
 
 def test_a_key_that_a_model_or_an_answer_lacks_is_named_with_its_file(tmp_path):
     recorded = json.loads((RECORDED / "eval.json").read_text("utf-8"))
     (tmp_path / "items.jsonl").write_text('{"variant": "yarn-4x"}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"items\.jsonl is damaged: the key 'task' is missing"):
-        _measurement(tmp_path, {}, recorded)
+        _read_measurement(tmp_path, {}, recorded)
     del next(iter(recorded["variants"].values()))["metrics"]
     with pytest.raises(InputError, match=r"results\.json is damaged: the key 'metrics' is missing"):
-        _measurement(tmp_path, {}, recorded)
+        _read_measurement(tmp_path, {}, recorded)
 
 
 def test_what_is_not_a_number_is_read_back_as_such(tmp_path):
@@ -84,7 +84,7 @@ def test_what_is_not_a_number_is_read_back_as_such(tmp_path):
     model = MeasuredModel(source=ModelSource(store="s"), numbers=numbers)
     frame = EvaluationSettings(64, (64,), 16, Bootstrap(3))
     measured = Measurement(frame, {"m": model}, facts=EvaluationFacts())
-    again = _measurement(tmp_path, {}, measured.results)
+    again = _read_measurement(tmp_path, {}, measured.results)
     assert again.results == measured.results
     assert again.frame == frame
     read = again.values("m")["tail@64"]

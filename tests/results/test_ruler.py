@@ -11,7 +11,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.tasks import THIRTEEN
 from ropext.results.gates import Metrics, parse_gate
 from ropext.results.measurement import item_differences
-from ropext.results.model_index import _of_metrics
+from ropext.results.model_index import _figures_of_metrics
 from ropext.results.report.comparison import answer_difference_table
 from ropext.results.report.tables import score_text
 from ropext.results.retrieval import (
@@ -151,7 +151,7 @@ def test_a_score_that_counts_parts_is_not_called_exact(task):
     """This holds in the default table, in a comparison, and in a card, which shows every task."""
     items = [replace(own, task=task) for own in answers({4096: 0.5}, ["vt"])]
     values = retrieval_values(items, CONTEXT, Bootstrap())
-    (figure,) = _of_metrics(values, "DATA", None, None)
+    (figure,) = _figures_of_metrics(values, "DATA", None, None)
     differences = answer_difference_table(
         {"m": item_differences(items, items, Bootstrap())}, "base"
     )

@@ -58,7 +58,8 @@ def value_cell(value: Value | None, digits: int = 3, sign: bool = False) -> str:
 
 
 def _interval(value: float, ci95: tuple[float, float], digits: int) -> str:
-    """Write ± and half of an interval, or its ends if it is visibly skewed."""
+    """Write the interval in a table's cell: ± and half of it, or its ends if it is visibly
+    skewed."""
     low, high = ci95
     below = value - low
     above = high - value
@@ -72,27 +73,27 @@ def _interval(value: float, ci95: tuple[float, float], digits: int) -> str:
 
 
 def nats_cell(value: Value | None) -> str:
-    """Write a difference in nats per token with its sign."""
+    """Write a difference in nats per token as a table's cell, with its sign."""
     return value_cell(value, digits=4, sign=True)
 
 
 def point_cell(value: Value | None) -> str:
-    """Write a number without its interval."""
+    """Write a number as a table's cell without its interval."""
     return BLANK if value is None else fixed_digits(value.value)
 
 
 def short_point_cell(value: Value | None) -> str:
-    """Write a number without its interval, with two digits."""
+    """Write a number as a table's cell without its interval, with two digits."""
     return BLANK if value is None else fixed_digits(value.value, digits=2)
 
 
 def length_cell(value: Value | None) -> str:
-    """Write a length that was reached."""
+    """Write an effective context as a table's cell."""
     return BLANK if value is None else length_text(int(value.value))
 
 
 def share_cell(value: Value | None) -> str:
-    """Write a share of answers with its interval."""
+    """Write a share of answers as a table's cell, with its interval."""
     if value is None or value.ci95 is None:
         return BLANK
     low, high = value.ci95
@@ -100,7 +101,7 @@ def share_cell(value: Value | None) -> str:
 
 
 def columns_at_lengths(name: str, lengths: Iterable[int], written: Written) -> list[Column]:
-    """Return a column for each length of a metric."""
+    """Return the columns of a table for a metric, one at each length."""
     columns = list[Column]()
     for length in lengths:
         columns.append(Column(length_text(length), f"{name}@{length}", written))
@@ -125,7 +126,8 @@ def table_of_values(
 
 
 def _cell(column: Column, value: Value | None) -> str:
-    """Write a value as its column does; the cell keeps the number if the value has one."""
+    """Return a table's cell as its column writes it; the cell keeps the number if the value has
+    one."""
     text = column.written(value)
     if value is None or value.n == 0:
         return text

@@ -54,7 +54,7 @@ class Compared(Result):
 
     @property
     def title(self) -> str:
-        """Name the models."""
+        """Return the names of the compared models."""
         return f"<Compared: {', '.join(self.parts)}>"
 
     @property
@@ -69,7 +69,7 @@ class Compared(Result):
 
     @property
     def tidy(self) -> list[Table]:
-        """Return the same for programs: a row for each length and model."""
+        """Return the tables of `ropext compare` for programs: a row for each length and model."""
         sections = [comparison.tidy_comparison_table(self.text, self.items, self.asked)]
         sections.append(comparison.discordance_table(self.split, self.asked))
         return with_rows(sections)
@@ -79,13 +79,16 @@ class Compared(Result):
         return {"text": values_json(self.text), "retrieval": values_json(self.items)}
 
     def _same_documents(self) -> Measurement | None:
+        """Return the compared models on the documents in common."""
         return None if self.text is None else self.text.measured
 
     def _asked(self) -> Iterable[Measurement]:
+        """Return each compared model alone, for its answers."""
         return self.parts.values()
 
     def write(self, folder: Path, runs: Sequence[Measurement]) -> None:
-        """Write report.md, report.html and the pictures; `runs` are the compared ones."""
+        """Write report.md, report.html and the pictures of `ropext compare`; `runs` are the
+        compared ones."""
         drawn = Drawn()
         spectra = spectra_of(runs)
         styled = plots.line_styles(itertools.chain(self.parts, spectra))
@@ -109,8 +112,8 @@ def compare_runs(
     output: Path | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> tuple[list[Measurement], Compared]:
-    """Open finished runs and compare them, under the user's labels if there are any. With `output`,
-    write the report there."""
+    """Return finished runs and their comparison, under the user's labels if there are any. With
+    `output`, write the report of `ropext compare` there."""
     specs = list[str]()  # empty for a result that was not kept
     for each in given:
         specs.append(each if isinstance(each, str) else str(each.path or ""))
@@ -126,7 +129,7 @@ def compare_runs(
                 "--output keeps the paths of the runs, and a result was not kept in a folder; give "
                 "ropext.evaluate an output, or compare without one"
             )
-        manifest: dict[str, Json] = {RUNS: _named_from(output, specs, opened)}
+        manifest: dict[str, Json] = {RUNS: _relative_runs(output, specs, opened)}
         if labels:
             manifest[LABELS] = dict(labels)
         place = Workdir(output, "compare", {}, manifest)
@@ -136,7 +139,7 @@ def compare_runs(
     return opened, compared
 
 
-def _named_from(
+def _relative_runs(
     output: Path, specs: Sequence[str], runs: Sequence[Measurement]
 ) -> list[JsonObject]:
     """Return the path of each run relative to a folder, so that a user can move all of them
@@ -176,8 +179,8 @@ def reopen_comparison(folder: Path, manifest: JsonObject) -> Compared:
 
 
 def compare_models(parts: Mapping[str, Measurement]) -> Compared:
-    """Pair every model with the first one. Pair its answers with the answers of the first model
-    that has any."""
+    """Return the comparison of every model with the first one. Pair its answers with the answers of
+    the first model that has any."""
     readers = [part for part in parts.values() if part.readings]
     text = None
     if len(readers) > 1:
@@ -201,6 +204,7 @@ def compare_models(parts: Mapping[str, Measurement]) -> Compared:
 
 
 def _difference_picture(compared: Comparison, styled: Mapping[str, Style]) -> Drawn:
+    """Draw the loss differences of `ropext compare` by position."""
     caption = f"Loss difference to {compared.reference} by position: below 0 is better"
     curves = list[Curve]()
     for label, octaves in compared.positions.items():

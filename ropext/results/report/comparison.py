@@ -22,10 +22,11 @@ from ropext.results.values import Value
 
 
 def comparison_tables(compared: Comparison) -> list[Table]:
-    """Return the tables of tails with their winner, and of paired differences to the first run."""
+    """Return the tables of `ropext compare`: tails with their winner, and paired differences to the
+    first run."""
     frame = compared.measured.frame
     lengths = [row.length for row in compared.lengths]
-    rows = _rows(compared)
+    rows = _comparison_rows(compared)
     scoring = frame.scoring
     tails = table_of_values(
         f"Tail {scoring.perplexity}, {compared.documents} paired documents",
@@ -54,9 +55,9 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     ]
 
 
-def _rows(compared: Comparison) -> list[tuple[str, Values]]:
-    """Return each model's tail at each length, `tail@C`, and its differences to the reference:
-    `behind@C`, and `short` inside the trained context."""
+def _comparison_rows(compared: Comparison) -> list[tuple[str, Values]]:
+    """Return the rows of `ropext compare`: each model's tail at each length, `tail@C`, and its
+    differences to the reference: `behind@C`, and `short` inside the trained context."""
     rows = list[tuple[str, Values]]()
     for label in compared.lengths[0].tail:
         values = dict[str, Value | None]()
@@ -73,10 +74,10 @@ def _rows(compared: Comparison) -> list[tuple[str, Values]]:
 def tidy_comparison_table(
     compared: Comparison | None, differences: Mapping[str, Mapping[str, Value]], reference: str
 ) -> Table:
-    """Return the same for programs, with the differences of answers to `reference`: a row for each
-    length and model."""
-    names = _answered(differences)
-    tasks = _tasks(names)
+    """Return the table of `ropext compare` for programs, with the differences of answers to
+    `reference`: a row for each length and model."""
+    names = _share_metrics(differences)
+    tasks = _task_names(names)
     title = f"Retrieval, difference to {reference}"
     perplexity = ""
     marks: Mapping[str, str] = {}
@@ -87,7 +88,7 @@ def tidy_comparison_table(
         also = f"; r{title[1:]}" if tasks else ""
         title = f"{perplexity.capitalize()} and loss difference to {compared.reference}{also}"
         marks = compared.marks
-        models = dict(_rows(compared))
+        models = dict(_comparison_rows(compared))
         read = [row.length for row in compared.lengths]
     for label, values in differences.items():
         name = marked_name(label, marks.get(label, ""))
@@ -97,7 +98,7 @@ def tidy_comparison_table(
     asked = [int(name.partition("@")[2]) for name in names]
     for length in sorted(set(read + asked)):
         columns = _text_columns(perplexity, length, is_read=length in read)
-        columns += [Column(task, f"{task}@{length}", _signed) for task in tasks]
+        columns += [Column(task, f"{task}@{length}", _signed_cell) for task in tasks]
         header = ["length", "model"]
         header += [column.head for column in columns]
         name = Number(length_text(length), length)
@@ -107,7 +108,8 @@ def tidy_comparison_table(
 
 
 def _text_columns(perplexity: str, length: int, *, is_read: bool) -> list[Column]:
-    """Return the columns about text at a length; without a perplexity there are none."""
+    """Return the columns of a comparison about text at a length; without a perplexity there are
+    none."""
     if not perplexity:
         return []
     return [
@@ -120,19 +122,20 @@ def _text_columns(perplexity: str, length: int, *, is_read: bool) -> list[Column
 def answer_difference_table(
     differences: Mapping[str, Mapping[str, Value]], reference: str
 ) -> Table:
-    """Return the table of the differences of answers by task and length, for each model."""
-    names = _answered(differences)
+    """Return the table of `ropext compare` with the differences of answers by task and length, for
+    each model."""
+    names = _share_metrics(differences)
     columns = list[Column]()
     for name in names:
-        columns.append(Column(metric_text(name), name, _signed))
-    note = f"difference on the same questions; {score_text(_tasks(names))}"
+        columns.append(Column(metric_text(name), name, _signed_cell))
+    note = f"difference on the same questions; {score_text(_task_names(names))}"
     return table_of_values(
         f"Retrieval, difference to {reference}", note, differences.items(), columns
     )
 
 
-def _answered(differences: Mapping[str, Mapping[str, Value]]) -> list[str]:
-    """Name the differences that are shares of answers, each once."""
+def _share_metrics(differences: Mapping[str, Mapping[str, Value]]) -> list[str]:
+    """Return the names of the compared metrics that are shares of answers, each once."""
     names = dict[str, None]()
     for values in differences.values():
         for name in values:
@@ -141,12 +144,13 @@ def _answered(differences: Mapping[str, Mapping[str, Value]]) -> list[str]:
     return list(names)
 
 
-def _tasks(names: Iterable[str]) -> list[str]:
-    """Name the tasks of some metrics, each once."""
+def _task_names(names: Iterable[str]) -> list[str]:
+    """Return the retrieval tasks of some metrics, each once."""
     return list(dict.fromkeys(name.partition("@")[0] for name in names))
 
 
-def _signed(value: Value | None) -> str:
+def _signed_cell(value: Value | None) -> str:
+    """Write a difference of shares as a table's cell, with its sign."""
     return value_cell(value, sign=True)
 
 

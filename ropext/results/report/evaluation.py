@@ -49,6 +49,8 @@ def write_report(run: Measurement, gates: Sequence[Gate] = ()) -> None:
 
 
 def _subtitle(run: Measurement) -> str:
+    """Write the line below the title of an evaluation's report.md: protocol, documents, trained
+    context."""
     facts = run.facts
     read = ""
     if facts.documents is not None:
@@ -61,7 +63,7 @@ def _subtitle(run: Measurement) -> str:
 
 
 def write_pictures(folder: Path, drawn: Drawn) -> Pictures:
-    """Write the pictures, and name them as the report refers to them."""
+    """Write the PNG files of a report, and return them by the names that report.md uses."""
     pictures = dict[str, tuple[str, bytes]]()
     for name, picture in drawn.items():
         file = f"plots/{name}.png"
@@ -71,7 +73,7 @@ def write_pictures(folder: Path, drawn: Drawn) -> Pictures:
 
 
 def draw_evaluation(measured: Measurement) -> Drawn:
-    """Draw models that read the same documents, and their spectra."""
+    """Draw the pictures of an evaluation's report: losses, gains, heat maps and wavelengths."""
     drawn = Drawn()
     styled = plots.line_styles(measured.models)
     if measured.readings:
@@ -86,8 +88,9 @@ def draw_evaluation(measured: Measurement) -> Drawn:
 
 
 def spectra_of(measured: Iterable[Measurement]) -> dict[str, Sequence[float]]:
-    """Return the frequencies of every model that rotates. Leave out a model with a rounded cache if
-    its unrounded model is in the same run: both have the same frequencies."""
+    """Return the inverse frequencies of every model that rotates, for the plot of wavelengths.
+    Leave out a model with a rounded cache if its unrounded model is in the same run: both have the
+    same frequencies."""
     spectra = dict[str, Sequence[float]]()
     for each in measured:
         for label, model in each.models.items():
@@ -97,11 +100,12 @@ def spectra_of(measured: Iterable[Measurement]) -> dict[str, Sequence[float]]:
 
 
 def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
+    """Draw the losses of an evaluation's models, and their gains over truncation."""
     drawn = Drawn()
     frame = measured.frame
     name = "nll-by-position"
     what = "by position"
-    spans = _by_position(frame)
+    spans = _position_spans(frame)
     if not frame.scoring.scores_all:
         name = "tail"
         what = f"of {tables.tail_description(frame)}"
@@ -113,7 +117,7 @@ def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
     readings = measured.readings
     base = readings.pop(BASE, None)
     if base is not None and readings and frame.scoring.scores_all:
-        gains = _curves(readings, _by_position(frame), partial(frame.difference, base))
+        gains = _model_curves(readings, _position_spans(frame), partial(frame.difference, base))
         caption = "Gain over truncation by position: above 0 the longer context helps"
         y = "gain over truncation (nats per token)"
         plot = LinePlot(caption, y, frame.context, frame.longest, PAIRED, has_zero=True)
@@ -125,11 +129,12 @@ Spans = Mapping[float, Span]  # by their place on the axis
 
 
 def logarithmic_middle(start: int, stop: int) -> float:
-    """Return the middle of a span on a logarithmic axis."""
+    """Return the middle of a range of positions on a plot's logarithmic axis."""
     return math.sqrt(start * stop)
 
 
-def _by_position(frame: EvaluationSettings) -> Spans:
+def _position_spans(frame: EvaluationSettings) -> Spans:
+    """Return the ranges of positions of a plot, by their place on its axis."""
     octaves = frame.octaves(PARTS)
     # The first, all early tokens together, has no place on the axis.
     octaves = octaves[1:] or octaves
@@ -137,15 +142,16 @@ def _by_position(frame: EvaluationSettings) -> Spans:
 
 
 def loss_curves(measured: Measurement, spans: Spans | None = None) -> list[Curve]:
-    """Return the loss of each model, by position or over other spans."""
+    """Return the curves of a plot: the loss of each model, by position or over other spans."""
     if spans is None:
-        spans = _by_position(measured.frame)
-    return _curves(measured.readings, spans, measured.frame.nll)
+        spans = _position_spans(measured.frame)
+    return _model_curves(measured.readings, spans, measured.frame.nll)
 
 
-def _curves(
+def _model_curves(
     readings: Mapping[str, Reading], spans: Spans, value: Callable[[Reading, Span], Value]
 ) -> list[Curve]:
+    """Return a plot's curve for each model, with a value over each span."""
     curves = list[Curve]()
     for label, reading in readings.items():
         values = tuple(value(reading, span) for span in spans.values())

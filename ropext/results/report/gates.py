@@ -11,7 +11,7 @@ MEASURE_MORE = "measure more (--max-docs documents, --items questions)"
 
 
 def gate_table(outcomes: Iterable[Outcome]) -> Table:
-    """Return a table of all gates and their outcomes."""
+    """Return the table of a report with all gates of --fail-if and their outcomes."""
     rows = list[tuple[str, ...]]()
     for outcome in outcomes:
         state = "passed" if outcome.passed else "FAILED"
@@ -23,11 +23,12 @@ def gate_table(outcomes: Iterable[Outcome]) -> Table:
 
 
 def failed_gate_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Write for each failed gate its meaning and its remedy."""
+    """Write for each failed gate of --fail-if its meaning and its remedy."""
     return [_failed_gate_line(outcome) for outcome in outcomes if not outcome.passed]
 
 
 def _failed_gate_line(outcome: Outcome) -> str:
+    """Write the meaning and the remedy of one failed gate."""
     gate = parse_gate(outcome.gate)
     if not outcome.is_measured:
         return f"NOT KNOWN {outcome.gate}: not measured: {outcome.sentence}."
@@ -42,7 +43,7 @@ def _failed_gate_line(outcome: Outcome) -> str:
 
 
 def _gate_meaning(gate: Gate, variant: str, value: float) -> str:
-    """Write the meaning of a number for a model."""
+    """Write the meaning of a gate's value in words."""
     if gate.run is not None:
         return f"{metric_text(gate.metric)} of {variant} is {value:+.4g} from that of {gate.run}"
     number = gate_rules_of(gate.metric)
@@ -61,5 +62,5 @@ def _gate_meaning(gate: Gate, variant: str, value: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Write a share as a sentence does."""
+    """Write a share in a sentence of a report: 42 %."""
     return f"{100 * share:.0f} %"

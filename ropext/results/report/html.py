@@ -60,7 +60,7 @@ def write_page(folder: Path, page: Page, pictures: Pictures) -> None:
 
 
 def page_html(page: Page, pictures: Mapping[str, bytes]) -> str:
-    """Write the whole document; `pictures` maps a caption to PNG bytes."""
+    """Return the whole report.html; `pictures` maps a caption to PNG bytes."""
     # Exactly this style sheet may apply, and nothing may be fetched from anywhere.
     allowed = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = (
@@ -90,6 +90,7 @@ def page_html(page: Page, pictures: Mapping[str, bytes]) -> str:
 
 
 def _html_list(kind: str, lines: Sequence[str]) -> str:
+    """Return the verdicts or warnings of report.html as a list."""
     if not lines:
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -97,7 +98,7 @@ def _html_list(kind: str, lines: Sequence[str]) -> str:
 
 
 def table_html(table: Table) -> str:
-    """Write a table under its title."""
+    """Return a table under its title, as report.html has it."""
     rows = "".join(f"<tr>{_html_cells('td', row)}</tr>" for row in table.rows)
     return (
         f'<h2>{escape(table.title)}</h2><p class="note">{escape(table.note)}</p>'
@@ -107,9 +108,11 @@ def table_html(table: Table) -> str:
 
 
 def _html_cells(element: str, cells: Sequence[str]) -> str:
+    """Return a table's row for report.html."""
     return "".join(f"<{element}>{escape(cell)}</{element}>" for cell in cells)
 
 
 def _html_picture(caption: str, data: bytes) -> str:
+    """Return a PNG for report.html, inside the page."""
     coded = base64.b64encode(data).decode()
     return f'<img alt="{escape(caption)}" src="data:image/png;base64,{coded}">'

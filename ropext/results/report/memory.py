@@ -12,10 +12,10 @@ NOT_COUNTED = (
 
 def memory_text(fit: MemoryFit) -> str:
     """Write `ropext plan --memory` as text: the answer first."""
-    lines = [_verdict(fit), _what_is_left(fit)]
+    lines = [_memory_verdict(fit), _memory_left(fit)]
     if fit.rows:
         header = ("KV cache", "per token", f"{fit.length:,} tokens", "longest that fits")
-        rows = [_cells(row) for row in fit.rows]
+        rows = [_cache_cells(row) for row in fit.rows]
         lines.append(columns(header, rows))
     if fit.flags:
         lines.append(
@@ -31,24 +31,29 @@ def memory_text(fit: MemoryFit) -> str:
     return "\n".join(folded(line) if "\n" not in line else line for line in lines)
 
 
-def _verdict(fit: MemoryFit) -> str:
-    """Say whether the length fits, and with which cache."""
+def _memory_verdict(fit: MemoryFit) -> str:
+    """Say first in `ropext plan --memory` whether the length fits, and with which cache."""
     if fit.unknown:
         return f"the size of the KV cache is not known: {fit.unknown}"
     if fit.room is None:
         return f"not known whether {fit.length:,} tokens fit: there are no weights here to count"
     holding = [row.cache for row in fit.rows if fit.holds(row)]
+    memory = bytes_text(fit.memory)
+    several = _sequences_remark(fit)
     if not holding:
-        return f"{fit.length:,} tokens do not fit into {bytes_text(fit.memory)}{_of_several(fit)}"
+        return f"{fit.length:,} tokens do not fit into {memory}{several}"
     how = "with a KV cache of " + " or ".join(holding)
-    return f"{fit.length:,} tokens fit into {bytes_text(fit.memory)} {how}{_of_several(fit)}"
+    return f"{fit.length:,} tokens fit into {memory} {how}{several}"
 
 
-def _of_several(fit: MemoryFit) -> str:
+def _sequences_remark(fit: MemoryFit) -> str:
+    """Return the remark of `ropext plan --memory` that several sequences are read at once."""
     return f", {fit.parallel} sequences at once" if fit.parallel > 1 else ""
 
 
-def _what_is_left(fit: MemoryFit) -> str:
+def _memory_left(fit: MemoryFit) -> str:
+    """Say in `ropext plan --memory` how much the weights take and how much is left for the KV
+    cache."""
     if fit.weights is None:
         return f"{bytes_text(fit.memory)}: the weights are not known"
     if fit.room == 0:
@@ -58,7 +63,8 @@ def _what_is_left(fit: MemoryFit) -> str:
     return f"weights {bytes_text(fit.weights)}, which leaves {left} for the KV cache{several}"
 
 
-def _cells(row: CacheRow) -> tuple[str, ...]:
+def _cache_cells(row: CacheRow) -> tuple[str, ...]:
+    """Return the row of a KV cache in the table of `ropext plan --memory`."""
     if row.bytes_at_length is None:
         return (row.cache, "-", "-", "cannot hold this model's heads")
     if row.longest is None:

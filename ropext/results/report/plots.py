@@ -50,8 +50,8 @@ HEADROOM_NATS = 1.5
 
 
 def _method_colours() -> dict[str, int]:
-    """Return each method's place in COLOURS; methods that name no colour take the next ones, in
-    order."""
+    """Return the colour of each method's line in all plots, as a place in COLOURS; methods that
+    name no colour take the next ones, in order."""
     places = dict[str, int]()
     for method in METHODS.values():
         if method.colour is not None:
@@ -85,8 +85,8 @@ def line_styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def literal_letters(text: str) -> str:
-    """Write a text with names in it so that matplotlib shows it letter by letter: a $ begins no
-    formula."""
+    """Return a text for a plot with names in it so that matplotlib shows it letter by letter: a $
+    begins no formula."""
     printable = list[str]()
     for letter in text:
         printable.append(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}")
@@ -131,7 +131,7 @@ def _signed_png(picture: bytes) -> bytes:
 
 
 def picture_with_legend(axis: "Axes") -> bytes:
-    """Return the picture of one panel, its lines named on the right."""
+    """Return the PNG of a plot with one panel, its lines named on the right."""
     figure = axis.get_figure(root=True)
     assert figure is not None
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
@@ -139,7 +139,7 @@ def picture_with_legend(axis: "Axes") -> bytes:
 
 
 def style_axes(axis: "Axes", title: str, x: str, y: str) -> None:
-    """Set the look that all axes share."""
+    """Set the title and the look that the axes of all plots share."""
     axis.set_title(title, loc="left", fontsize=12, color=INK)
     axis.set_xlabel(x, color=INK)
     axis.set_ylabel(y, color=INK)
@@ -149,7 +149,7 @@ def style_axes(axis: "Axes", title: str, x: str, y: str) -> None:
 
 
 def plot_axes(title: str, y: str, x: str = "position (tokens)", note: str = "") -> "Axes":
-    """Return the axes of a picture with one panel."""
+    """Return the axes of a plot with one panel."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 5.4), dpi=110, layout="constrained")
@@ -170,12 +170,13 @@ class Curve:
 
     @property
     def points(self) -> list[float]:
-        """Return the values without their intervals."""
+        """Return the values of a plot's line without their intervals."""
         return [value.value for value in self.values]
 
     @property
     def bands(self) -> list[tuple[float, float]]:
-        """Return the interval of each value, or its range if it has no interval."""
+        """Return the ribbon of a plot's line: the interval of each value, or its range if it has no
+        interval."""
         bands = list[tuple[float, float]]()
         for value in self.values:
             bands.append(value.ci95 or value.range or (value.value, value.value))
@@ -197,7 +198,7 @@ class LinePlot:
 
 
 def _draw_positions(axis: "Axes", plot: LinePlot, places: Sequence[float]) -> None:
-    """Make a logarithmic axis of tokens with the trained window shaded."""
+    """Make a plot's x axis logarithmic in tokens, with the trained context shaded."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     context = plot.context
@@ -297,7 +298,7 @@ def draw_curves(
 
 
 def _y_limits(plot: LinePlot, curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the lower and upper end of the y axis. They keep working models readable next to
+    """Return the lower and upper end of a plot's y axis. They keep working models readable next to
     exploded ones."""
     tops = list[float]()
     bottoms = list[float]()
@@ -346,6 +347,7 @@ def heat_maps(title: str, scale: str, maps: Mapping[str, Sequence[HeatCell]]) ->
 
 
 def _heat_map(axis: "Axes", label: str, cells: Sequence[HeatCell]) -> "AxesImage":
+    """Draw the retrieval of one model on a panel of a heat map: depth by length."""
     lengths = sorted({cell.length for cell in cells})
     depths = sorted({cell.depth for cell in cells}, key=lambda depth: depth or 0.0)
     grid = [[math.nan] * len(lengths) for _ in depths]
@@ -390,7 +392,7 @@ def plot_wavelengths(
 
 
 def draw_by_pair(axis: "Axes", values: Sequence[float], label: str, style: Style) -> None:
-    """Draw one value per pair; mark each if there are few pairs."""
+    """Draw a plot's line with one value per rotary pair; mark each if there are few pairs."""
     marker = "o" if len(values) <= 32 else ""
     axis.plot(range(len(values)), values, label=label, marker=marker, ms=3.5, **style)
 

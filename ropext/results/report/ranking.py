@@ -41,7 +41,7 @@ def ranking_text(
 
 
 def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
-    """Write the verdict of the ranking, and the methods that are not in it."""
+    """Write the verdict of `ropext plan --measure`, and the methods that are not in its table."""
     lines = [ranking_verdict(ranking)]
     lines += _truncation_verdict(ranking)
     for method, behind in ranking.beside.items():
@@ -52,8 +52,8 @@ def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
 
 
 def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> Table:
-    """Return a table with a row per method, the lowest tail first, the base's short window at the
-    end. A star marks the recommended method."""
+    """Return the table of `ropext plan --measure` with a row per method, the lowest tail first, the
+    base's short window at the end. A star marks the recommended method."""
     rows = list[tuple[str, Values]]()
     for method, behind in ranking.standing.behind.items():
         name = method
@@ -78,7 +78,7 @@ def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> 
 
 
 def ranking_verdict(ranking: Ranking) -> str:
-    """Say which method to take, and how sure that is."""
+    """Say in `ropext plan --measure` which method to take, and how sure that is."""
     standing = ranking.standing
     best = ranking.best
     others = [method for method in standing.behind if method != best]
@@ -93,14 +93,14 @@ def ranking_verdict(ranking: Ranking) -> str:
     nearest = min(others, key=lambda method: _sure_lead(ranking, method))
     if standing.is_sure:
         return (
-            f"take {best}: the lowest at 95 % confidence, {_distance(ranking, nearest)} below "
-            f"{nearest}{_allowed_for(ranking)}"
+            f"take {best}: the lowest at 95 % confidence, {_distance_text(ranking, nearest)} below "
+            f"{nearest}{_correction_remark(ranking)}"
         )
     if len(standing.tied) == 1:
         return (
             f"take {best}: the lowest, below each other method by more than its interval, but not "
             f"at 95 % confidence below {nearest}: "
-            f"{_distance(ranking, nearest)}{_allowed_for(ranking)}"
+            f"{_distance_text(ranking, nearest)}{_correction_remark(ranking)}"
         )
     alike = ", ".join(standing.tied)
     if ranking.taken == best:
@@ -119,13 +119,13 @@ def ranking_verdict(ranking: Ranking) -> str:
 
 
 def _sure_lead(ranking: Ranking, method: str) -> float:
-    """Return by how much the lowest is surely below a method."""
+    """Return by how much the lowest of the ranked methods is surely below another."""
     lead = ranking.standing.leads[method]
     return -math.inf if lead is None else lead
 
 
-def _distance(ranking: Ranking, method: str) -> str:
-    """Write how far a method is behind the lowest, and how far at the least."""
+def _distance_text(ranking: Ranking, method: str) -> str:
+    """Write how far a ranked method is behind the lowest, and how far at the least."""
     least = ranking.standing.leads[method]
     if least is None:
         least = math.nan
@@ -133,13 +133,15 @@ def _distance(ranking: Ranking, method: str) -> str:
     return f"{fixed_digits(value, 4)} nats per token ({fixed_digits(least, 4)} at least)"
 
 
-def _allowed_for(ranking: Ranking) -> str:
+def _correction_remark(ranking: Ranking) -> str:
+    """Return the remark of a ranking that its verdict is corrected for several comparisons."""
     count = len(ranking.standing.leads)
     return f", corrected for {count} comparisons" if count > 1 else ""
 
 
 def _truncation_verdict(ranking: Ranking) -> list[str]:
-    """Say how much better truncation is if it surely beats even the best method."""
+    """Say in `ropext plan --measure` how much better truncation is if it surely beats even the best
+    method."""
     gain = ranking.gain(ranking.best)
     if gain is None or gain.ci95 is None or gain.ci95[1] >= 0:
         return []

@@ -29,7 +29,7 @@ class Result(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """Say in one line what this is."""
+        """Return the first line of a result in a terminal or notebook."""
 
     @property
     @abstractmethod
@@ -38,7 +38,7 @@ class Result(ABC):
 
     @property
     def tidy(self) -> list[Table]:
-        """Return the same for programs."""
+        """Return the tables of a result for programs."""
         return self.tables
 
     @abstractmethod
@@ -47,10 +47,11 @@ class Result(ABC):
 
     @abstractmethod
     def _same_documents(self) -> Measurement | None:
-        """Return the models on the documents that all of them read, or None if they read none."""
+        """Return the models of a result on the documents that all of them read, or None if they
+        read none."""
 
     def _asked(self) -> Iterable[Measurement]:
-        """Return the measurements whose models may have answers."""
+        """Return the measurements of a result whose models may have answers."""
         measured = self._same_documents()
         return () if measured is None else (measured,)
 
@@ -80,10 +81,10 @@ class Result(ABC):
         rows = list[tuple[str, ...]]()
         measured = self._read("losses by position")
         for label in measured.readings:
-            for octave in _octaves(measured, label):
+            for octave in _octave_losses(measured, label):
                 start = Number(str(octave.start), octave.start)
                 stop = Number(str(octave.stop), octave.stop)
-                rows.append((label, start, stop, _cell(octave.nll), _cell(octave.gain)))
+                rows.append((label, start, stop, _loss_cell(octave.nll), _loss_cell(octave.gain)))
         return records(Table("", "", POSITIONS, tuple(rows)))
 
     def answers(self) -> list[dict[str, Json]]:
@@ -98,15 +99,15 @@ class Result(ABC):
         return answers
 
     def _read(self, what: str) -> Measurement:
-        """Return the models on the documents that all of them read. Raise UsageError if there are
-        none."""
+        """Return the models of a result on the documents that all of them read. Raise UsageError if
+        there are none."""
         measured = self._same_documents()
         if measured is None or not measured.readings:
             raise self._lacks(what)
         return measured
 
     def _lacks(self, what: str) -> UsageError:
-        """Return an error that names the methods that this result has instead."""
+        """Return an error that names the methods that this result has instead of the asked one."""
         measured = self._same_documents()
         has = list[str]()
         if self.tidy:
@@ -124,7 +125,7 @@ class Result(ABC):
     __hash__ = None  # type: ignore[assignment]
 
     def _lasting(self) -> dict[str, Json]:
-        """Return the part of a result that is the same after it is opened again."""
+        """Return the JSON of a result that is the same after it is opened again."""
         content = self.to_json()
         return {key: value for key, value in content.items() if key not in self.of_the_call}
 
@@ -139,14 +140,16 @@ class Result(ABC):
         return "".join(parts)
 
 
-def _octaves(measured: Measurement, label: str) -> Sequence[OctaveLoss]:
+def _octave_losses(measured: Measurement, label: str) -> Sequence[OctaveLoss]:
+    """Return the losses of a model by position, from results.json or else from its token losses."""
     numbers = measured.models[label].numbers
     if numbers is not None:
         return numbers.positions
     return loss_by_position(measured.frame, measured.readings[label], measured.base(label))
 
 
-def _cell(value: Value | None) -> str:
+def _loss_cell(value: Value | None) -> str:
+    """Return a loss as a cell of a result's table."""
     if value is None:
         return BLANK
     return Number(str(value.value), value.value, value.ci95)

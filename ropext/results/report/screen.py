@@ -36,11 +36,11 @@ SERVED_DETAILS = "--details shows the verdict for each engine and version, and w
 
 
 def plan_screen(made: ExtensionPlan) -> str:
-    """Write `ropext plan` in at most 26 lines."""
+    """Return the screen of `ropext plan`, at most 26 lines."""
     facts = made.facts(briefly=True)
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", kv_cache_text(made.kv_cache_bytes, made.target)))
-    facts += _readers(made.readings)
+    facts += _engine_facts(made.readings)
     above = plan_headlines(made)
     above.append(fact_lines(facts))
     below = [DETAILS]
@@ -48,11 +48,11 @@ def plan_screen(made: ExtensionPlan) -> str:
         below.insert(0, folded(f"to write it: {made.command}"))
         if made.log:
             below.insert(0, folded(f"to check it: {made.log}"))
-    room = LINES - _height(above) - _height(below)
-    wanted = min(_height(map(folded, made.remarks())), REMARK_ROWS)
-    serving = _serving(made, min(SERVING_ROWS, room - wanted))
-    room -= _height(serving)
-    return "\n".join(above + _remarks(made, room) + serving + below)
+    room = LINES - _row_count(above) - _row_count(below)
+    wanted = min(_row_count(map(folded, made.remarks())), REMARK_ROWS)
+    serving = _serving_rows(made, min(SERVING_ROWS, room - wanted))
+    room -= _row_count(serving)
+    return "\n".join(above + _remark_rows(made, room) + serving + below)
 
 
 def served_screen(read: "Served", verdict: str = "") -> str:
@@ -61,17 +61,17 @@ def served_screen(read: "Served", verdict: str = "") -> str:
     parts = [served_headline(read)]
     if verdict:
         parts.append(folded(verdict))
-    parts.append(fact_lines(_readers(read.readings)))
-    room = LINES - _height(parts) - 2
-    if lines := _first_lines(read.serving, room):
+    parts.append(fact_lines(_engine_facts(read.readings)))
+    room = LINES - _row_count(parts) - 2
+    if lines := _fitting_commands(read.serving, room):
         parts += ["to serve it:", lines]
     parts.append(SERVED_DETAILS)
     return "\n".join(parts)
 
 
-def _readers(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
-    """Return the engines that compute the plan, the engines that do not, and the unmeasured
-    ones."""
+def _engine_facts(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
+    """Return the engines on the screen of `ropext plan`: exact engines, wrong engines, and
+    unmeasured engines."""
     same = list[str]()
     wrong = list[str]()
     unknown = list[str]()
@@ -89,14 +89,14 @@ def _readers(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
     return facts
 
 
-def _serving(made: ExtensionPlan, room: int) -> list[str]:
-    """Write how to run the plan in at most `room` rows: the base itself with other keys if an
-    engine allows that, and the result."""
+def _serving_rows(made: ExtensionPlan, room: int) -> list[str]:
+    """Return the commands on the screen of `ropext plan` in at most `room` rows: the base itself
+    with other keys if an engine allows that, and the result."""
     parts = list[str]()
     overrides = {line.loader: line for line in made.overrides() if line.command}
-    names = [name for name in FROM_THE_BASE if name in overrides and _is_asked(made, name)]
+    names = [name for name in FROM_THE_BASE if name in overrides and _is_asked_engine(made, name)]
     known = [overrides[name] for name in names]
-    if lines := _first_lines(known, room - 3):
+    if lines := _fitting_commands(known, room - 3):
         heading = "to serve the original weights with these settings, without a copy"
         heading += f"{model_placeholder_note(known)}:"
         parts += [heading, lines]
@@ -107,45 +107,47 @@ def _serving(made: ExtensionPlan, room: int) -> list[str]:
     usual = usual_serving_lines(results, words)
     if made.recipe.for_loaders:
         by_loader = {line.loader: line for line in (*results, *usual)}
-        usual = [line for name, line in by_loader.items() if _is_asked(made, name)] or usual
-    if lines := _first_lines(usual, room - _height(parts) - 1):
+        usual = [line for name, line in by_loader.items() if _is_asked_engine(made, name)] or usual
+    if lines := _fitting_commands(usual, room - _row_count(parts) - 1):
         parts += [f"to serve the result (OUT = the {words.output} you write):", lines]
     return parts
 
 
-def _is_asked(made: ExtensionPlan, loader: str) -> bool:
+def _is_asked_engine(made: ExtensionPlan, loader: str) -> bool:
     """Return whether --for names a loader, or names none at all."""
     names = made.recipe.for_loaders
     return not names or loader in names or loader in map(loader_of, names)
 
 
-def _first_lines(lines: Sequence["Serving"], room: int) -> str:
-    """Write the commands that fit. A command with a factor for every pair may not fit."""
+def _fitting_commands(lines: Sequence["Serving"], room: int) -> str:
+    """Return the commands that fit on the screen of `ropext plan`. A command with a factor for
+    every pair may not fit."""
     shown = list["Serving"]()
     for line in lines:
-        if _height([serving_text([*shown, line])]) <= room:
+        if _row_count([serving_text([*shown, line])]) <= room:
             shown.append(line)
     return serving_text(shown)
 
 
-def _remarks(made: ExtensionPlan, room: int) -> list[str]:
-    """Write the warnings, then the notes, as far as they fit, and the number of the others."""
+def _remark_rows(made: ExtensionPlan, room: int) -> list[str]:
+    """Return the warnings of a plan, then its notes, as far as they fit on the screen, and the
+    number of the others."""
     shown = list[str]()
     remarks = made.remarks(warnings_first=True)
     for number, remark in enumerate(remarks):
         text = folded(remark)
         is_last = number == len(remarks) - 1
         rest = 0 if is_last else 1  # the row that names those without room
-        if _height([text]) + rest > room:
-            shown.append(_left_out(remarks[number:]))
+        if _row_count([text]) + rest > room:
+            shown.append(_remarks_left_out(remarks[number:]))
             break
         shown.append(text)
-        room -= _height([text])
+        room -= _row_count([text])
     return shown
 
 
-def _left_out(remarks: Sequence[str]) -> str:
-    """Say how many remarks do not fit, with their names in brackets."""
+def _remarks_left_out(remarks: Sequence[str]) -> str:
+    """Say how many remarks of a plan do not fit on the screen, with their names in brackets."""
     names = list[str]()
     for remark in remarks:
         if name := re.search(r"\[[\w-]+\]", remark):
@@ -156,7 +158,7 @@ def _left_out(remarks: Sequence[str]) -> str:
     return f"{more}: --details"
 
 
-def _height(parts: Iterable[str]) -> int:
+def _row_count(parts: Iterable[str]) -> int:
     """Count the rows of a terminal that these texts take, one below the other."""
     rows = 0
     for part in parts:

@@ -33,7 +33,7 @@ MOST_RULER_COLUMNS = 3  # more of RULER's tasks share the column of their mean
 
 @dataclass(frozen=True)
 class MainColumn:
-    """A column of the one table that a terminal shows: its head, the metric of its values, the
+    """A column of the main table in a terminal: its head, the metric of its values, the
     function that writes a value, and an explanation for the reader."""
 
     head: str
@@ -99,9 +99,9 @@ MAIN_COLUMNS = (
 )
 
 
-def _rows(run: Measurement, *, questions: bool = False) -> list[tuple[str, dict[str, Value]]]:
-    """Return the numbers of each model by its name, with the mark of numbers over documents that it
-    was trained on."""
+def _model_rows(run: Measurement, *, questions: bool = False) -> list[tuple[str, dict[str, Value]]]:
+    """Return the rows of an evaluation's table: the numbers of each model by its name, with the
+    mark of numbers over documents that it was trained on."""
     rows = list[tuple[str, dict[str, Value]]]()
     for label, model in run.models.items():
         name = marked_name(label, model.mark(questions=questions))
@@ -110,12 +110,12 @@ def _rows(run: Measurement, *, questions: bool = False) -> list[tuple[str, dict[
 
 
 def tail_description(frame: EvaluationSettings) -> str:
-    """Describe the tokens in the tail before each length of a frame."""
+    """Say in a table's title which tokens are in the tail before each length."""
     return frame.scoring.tail_text(frame.tail, frame.lengths)
 
 
 def headline_table(run: Measurement) -> Table:
-    """Return the table of the protocol's main number."""
+    """Return the report's table of the protocol's main number."""
     titles = {
         "tail": f"Tail {run.frame.scoring.perplexity}: {tail_description(run.frame)}",
         "yarn": "Perplexity, protocol yarn (mean over documents of one truncated window)",
@@ -129,14 +129,17 @@ def headline_table(run: Measurement) -> Table:
     if name != "tail":
         note = run.facts.protocol_text
     return table_of_values(
-        titles[name], note, _rows(run), columns_at_lengths(name, run.frame.lengths, value_cell)
+        titles[name],
+        note,
+        _model_rows(run),
+        columns_at_lengths(name, run.frame.lengths, value_cell),
     )
 
 
 def text_tables(run: Measurement) -> list[Table]:
-    """Return all tables about text, the headline first."""
+    """Return all tables of an evaluation's report about text, the headline first."""
     lengths = run.frame.lengths
-    rows = _rows(run)
+    rows = _model_rows(run)
     gain = table_of_values(
         "Gain over truncation (nats per token)",
         "loss of the base on truncated text minus loss of this model, on the same tokens; below 0, "
@@ -150,7 +153,7 @@ def text_tables(run: Measurement) -> list[Table]:
         rows,
         columns_at_lengths("cumulative", lengths, value_cell),
     )
-    columns = columns_at_lengths("bpb", lengths, _four_digits)
+    columns = columns_at_lengths("bpb", lengths, _four_digit_cell)
     per_byte = table_of_values("Bits per byte", "comparable across tokenizers", rows, columns)
     rounding = table_of_values(
         "Loss increase because the KV cache is rounded (nats per token)",
@@ -164,7 +167,7 @@ def text_tables(run: Measurement) -> list[Table]:
         "KL(base || model) of the next token, the base on truncated text, over the last "
         f"{run.frame.tail} tokens before each length; beyond its context the base sees less text",
         rows,
-        columns_at_lengths("kl", lengths, _four_digits),
+        columns_at_lengths("kl", lengths, _four_digit_cell),
     )
     agreement = table_of_values(
         "Same choice of the next token as the base (share of tokens)",
@@ -182,31 +185,33 @@ def text_tables(run: Measurement) -> list[Table]:
         rounding,
         divergence,
         agreement,
-        _positions(run),
+        _position_table(run),
     ]
 
 
-def _four_digits(value: Value | None) -> str:
+def _four_digit_cell(value: Value | None) -> str:
+    """Write a value with four digits as a table's cell."""
     return value_cell(value, digits=4)
 
 
 def summary_table(run: Measurement) -> Table:
-    """Return the table of an extension's costs inside the trained context and of its effective
-    context."""
+    """Return the report's table of an extension's costs inside the trained context and of its
+    effective context."""
     return table_of_values(
         "Inside and outside the trained context",
         "short tax: loss increase inside the trained context, in nats per token; effective "
         f"context: the tail loss stays within 0.02 nats of the base's (95 %, one-sided) at every "
         f"length from {run.frame.tail} tokens up to this one; 0: at no length",
-        _rows(run),
+        _model_rows(run),
         [
             Column("short tax", "short_tax", nats_cell),
-            Column("effective context", "effective_context", _reach),
+            Column("effective context", "effective_context", _effective_context_cell),
         ],
     )
 
 
-def _reach(value: Value | None) -> str:
+def _effective_context_cell(value: Value | None) -> str:
+    """Write an effective context as a table's cell, with a remark if it has no interval."""
     text = length_cell(value)
     if value is not None and value.ci95 is None:
         text += " (point)"
@@ -218,13 +223,13 @@ def main_tables(run: Measurement) -> list[Table]:
     any. `evaluation_tables` has the rest."""
     main = factor_table(run)
     if not main.rows:
-        main = _by_length(run)
+        main = _length_table(run)
     return with_rows([main, harness_table(run)])
 
 
 def tidy_tables(run: Measurement) -> list[Table]:
-    """Return the same for programs: always a row for each length and model."""
-    return with_rows([_by_length(run), harness_table(run)])
+    """Return the tables of an evaluation for programs: always a row for each length and model."""
+    return with_rows([_length_table(run), harness_table(run)])
 
 
 def table_of_every_number(run: Measurement) -> list[Table]:
@@ -236,11 +241,11 @@ def table_of_every_number(run: Measurement) -> list[Table]:
         for metric, value in run.values(label).items():
             kind, _, length = metric.partition("@")
             end = Number(length, int(length)) if length else BLANK
-            rows.append((kind, BLANK, end, name, _number_of(value)))
-        for octave in _octaves(model):
+            rows.append((kind, BLANK, end, name, _number_cell(value)))
+        for octave in _octave_losses(model):
             begin = Number(str(octave.start), octave.start)
             end = Number(str(octave.stop), octave.stop)
-            rows.append(("nll", begin, end, name, _number_of(octave.nll)))
+            rows.append(("nll", begin, end, name, _number_cell(octave.nll)))
     for label, task, score_name, score in _harness_scores(run):
         metric = f"lm_eval.{task}.{score_name}"
         rows.append((metric, BLANK, BLANK, label, Number(fixed_digits(score), score)))
@@ -248,7 +253,8 @@ def table_of_every_number(run: Measurement) -> list[Table]:
     return with_rows([Table("Every number", "", header, tuple(rows))])
 
 
-def _number_of(value: Value) -> str:
+def _number_cell(value: Value) -> str:
+    """Return a value as a cell that keeps the number and its interval."""
     if value.n == 0:
         return BLANK
     return Number(fixed_digits(value.value), value.value, value.ci95)
@@ -259,7 +265,7 @@ def factor_table(run: Measurement) -> Table:
     no two factors to show."""
     rows = dict[str, dict[str, Value]]()
     columns = list[Column]()
-    for factor, target in _targets(run).items():
+    for factor, target in _factor_targets(run).items():
         at_target = _main_columns(run, target, by_factor=True)
         head = f"{factor:g}x ({length_text(target)})"
         at_target[0] = Column(head, at_target[0].name, at_target[0].written)
@@ -275,10 +281,10 @@ def factor_table(run: Measurement) -> Table:
     kind = run.frame.scoring.perplexity.capitalize()
     title = f"{kind} by method and factor, each at its own target"
     heads = [column.head for column in columns]
-    return table_of_values(title, _explained(run, heads), rows.items(), columns)
+    return table_of_values(title, _column_notes(run, heads), rows.items(), columns)
 
 
-def _targets(run: Measurement) -> dict[float, int]:
+def _factor_targets(run: Measurement) -> dict[float, int]:
     """Return the target of each factor. Return nothing if all extended models have one factor and
     target, or if a target is not among the measured lengths."""
     extended = list[tuple[float, int]]()
@@ -293,7 +299,7 @@ def _targets(run: Measurement) -> dict[float, int]:
     return dict(extended)
 
 
-def _by_length(run: Measurement) -> Table:
+def _length_table(run: Measurement) -> Table:
     """Return a table with a row for each length and model; leave out empty columns."""
     rows = list[tuple[str, ...]]()
     header = list[str]()
@@ -302,7 +308,7 @@ def _by_length(run: Measurement) -> Table:
         header = ["length", "model"]
         header += [column.head for column in columns]
         name = length_text(length)
-        for cells in table_of_values("", "", _rows(run), columns).rows:
+        for cells in table_of_values("", "", _model_rows(run), columns).rows:
             rows.append((Number(name, length), *cells))
             name = ""  # the first row alone shows the length
     kept = list[int]()
@@ -316,7 +322,7 @@ def _by_length(run: Measurement) -> Table:
         title = "Retrieval"
         if "perplexity" in head:
             title = f"{run.frame.scoring.perplexity.capitalize()} of {tail_description(run.frame)}"
-    return Table(title, _explained(run, head), head, body)
+    return Table(title, _column_notes(run, head), head, body)
 
 
 def _main_columns(run: Measurement, length: int, *, by_factor: bool = False) -> list[Column]:
@@ -329,13 +335,13 @@ def _main_columns(run: Measurement, length: int, *, by_factor: bool = False) -> 
             columns.append(column)
         elif not by_factor:
             last.append(column)
-    for task in _asked(run):
+    for task in _asked_tasks(run):
         columns.append(Column(task, f"{task}@{length}", short_point_cell))
     return columns + last
 
 
-def _asked(run: Measurement) -> list[str]:
-    """Name the tasks that have a column."""
+def _asked_tasks(run: Measurement) -> list[str]:
+    """Return the retrieval tasks that have a column in the main table."""
     tasks = run.tasks
     others = [task for task in tasks if task not in THIRTEEN]
     of_ruler = len(tasks) - len(others)
@@ -345,9 +351,9 @@ def _asked(run: Measurement) -> list[str]:
     return tasks
 
 
-def _explained(run: Measurement, columns: Sequence[str]) -> str:
-    """Explain the columns of the one table, a line for each."""
-    tasks = _asked(run)
+def _column_notes(run: Measurement, columns: Sequence[str]) -> str:
+    """Explain the columns of the main table, a line for each."""
+    tasks = _asked_tasks(run)
     context = length_text(run.frame.context)
     lines = list[str]()
     for main in MAIN_COLUMNS:
@@ -372,6 +378,8 @@ def _is_asked_truncated(run: Measurement) -> bool:
 
 
 def _question_counts(run: Measurement, tasks: Sequence[str]) -> list[int]:
+    """Return how many questions the shares of these tasks are over, for the note of the main
+    table."""
     counts = set[int]()
     for label in run.models:
         for name, value in run.values(label).items():
@@ -381,18 +389,19 @@ def _question_counts(run: Measurement, tasks: Sequence[str]) -> list[int]:
 
 
 def evaluation_tables(run: Measurement) -> list[Table]:
-    """Return all tables of an evaluation."""
+    """Return all tables of an evaluation's report."""
     every = text_tables(run) + retrieval_tables(run)
     every.append(harness_table(run))
     return with_rows(every)
 
 
-def _positions(run: Measurement) -> Table:
+def _position_table(run: Measurement) -> Table:
+    """Return the report's table of loss by position."""
     rows = list[tuple[str, Mapping[str, Value]]]()
     columns = dict[str, Column]()
     for label, model in run.models.items():
         values = dict[str, Value]()
-        for octave in _octaves(model):
+        for octave in _octave_losses(model):
             name = f"{octave.start}…{octave.stop}"
             values[name] = octave.nll
             columns[name] = Column(name, name, point_cell)
@@ -401,12 +410,14 @@ def _positions(run: Measurement) -> Table:
     return table_of_values("Loss by position", note, rows, list(columns.values()))
 
 
-def _octaves(model: MeasuredModel) -> Sequence[OctaveLoss]:
+def _octave_losses(model: MeasuredModel) -> Sequence[OctaveLoss]:
+    """Return the losses of a model by position, as results.json holds them."""
     return () if model.numbers is None else model.numbers.positions
 
 
 def retrieval_tables(run: Measurement) -> list[Table]:
-    """Return per task the share of questions answered, by length; and the mean of RULER's tasks."""
+    """Return the report's tables of the share of questions answered, per task and by length; and of
+    the mean of RULER's tasks."""
     tables = [_task_table(run, task) for task in run.tasks]
     ruler = run.facts.ruler
     if ruler is None:
@@ -419,15 +430,15 @@ def retrieval_tables(run: Measurement) -> list[Table]:
         f"length{without}; {RULERS}; effective: the longest length with 85 % of the score inside "
         "the context; by RULER's rule: the longest with 85.6 % over all thirteen"
     )
-    columns = _retrieved(run, RULER)
+    columns = _task_columns(run, RULER)
     columns.append(Column("by RULER's rule", "ruler_context", length_cell))
-    mean = table_of_values("RULER", note, _rows(run, questions=True), columns)
+    mean = table_of_values("RULER", note, _model_rows(run, questions=True), columns)
     tables.insert(0, mean)
     return tables
 
 
 def score_text(tasks: Iterable[str]) -> str:
-    """Describe the score of these tasks."""
+    """Say in a table's note what the score of these retrieval tasks is."""
     names = list(tasks)
     share_named = "mean share of the asked items that the answer names"
     if FOUND in names:  # a server's answers, in words
@@ -444,13 +455,16 @@ def score_text(tasks: Iterable[str]) -> str:
     return text
 
 
-def _retrieved(run: Measurement, task: str) -> list[Column]:
+def _task_columns(run: Measurement, task: str) -> list[Column]:
+    """Return the columns of a retrieval task: its share at each length, and its effective
+    context."""
     columns = columns_at_lengths(task, run.frame.lengths, share_cell)
     columns.append(Column("effective", f"effective_context.{task}", length_cell))
     return columns
 
 
 def _task_table(run: Measurement, task: str) -> Table:
+    """Return the report's table of one retrieval task."""
     right = "share of questions for which every answer token is the model's first choice"
     if is_in_words(task):
         right = "share of the asked items that greedy decoding names"
@@ -463,12 +477,12 @@ def _task_table(run: Measurement, task: str) -> Table:
         note += "; base: the same questions, their text truncated to its context"
     if task in THIRTEEN:
         note += f"; {RULERS}"
-    rows = _rows(run, questions=True)
-    return table_of_values(f"Retrieval: {task}", note, rows, _retrieved(run, task))
+    rows = _model_rows(run, questions=True)
+    return table_of_values(f"Retrieval: {task}", note, rows, _task_columns(run, task))
 
 
 def harness_table(run: Measurement) -> Table:
-    """Return the scores of lm-evaluation-harness under its own names."""
+    """Return the table of lm-evaluation-harness's scores under its own names."""
     rows = list[tuple[str, ...]]()
     for label, task, name, score in _harness_scores(run):
         rows.append((label, task, name, fixed_digits(score, 4)))
@@ -486,7 +500,7 @@ def _harness_scores(run: Measurement) -> Iterator[tuple[str, str, str, float]]:
 
 
 def verdict_lines(run: Measurement, label: str = "") -> list[str]:
-    """Return the verdicts about one model, or about each extended model."""
+    """Return the verdicts in results.json about one model, or about each extended model."""
     labels = [label]
     if not label:
         labels = run.labels(EXTENDED) or list(run.models)

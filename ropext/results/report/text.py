@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def bytes_text(count: float) -> str:
-    """Write a number of bytes in the unit that leaves one to four digits."""
+    """Write a size in bytes in the unit that leaves one to four digits, as plans and screens show
+    it."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -45,8 +46,8 @@ def length_or_theta(value: float) -> str:
 
 
 def scaling_line(site: RopeSite, extended: str = "") -> str:
-    """Write the config's current rope dict in one line; for a changed theta, the method that
-    changed it (`extended`)."""
+    """Write the config's current rope dict in one line of `ropext inspect`; for a changed theta,
+    the method that changed it (`extended`)."""
     kind = site.params.get("rope_type", "default")
     if kind == "default":
         if extended and site.scaled:
@@ -71,6 +72,8 @@ _TEMPERATURE = {
 
 
 def _model_facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
+    """Return the lines of `ropext inspect` about a model: type, context, shape, KV cache,
+    layers."""
     model = carrier.model
     kind = model.model_type
     if model.text_type != kind:
@@ -109,7 +112,7 @@ def _model_facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
 
 
 def _model_shape_text(model: Model) -> str:
-    """Write the sizes of a model that are known."""
+    """Write the sizes of a model that are known in a line of `ropext inspect`."""
     sizes = {
         "layers": model.layers,
         "heads": model.heads,
@@ -124,7 +127,7 @@ def _model_shape_text(model: Model) -> str:
 
 
 def _limit_facts(limits: JsonObject) -> list[tuple[str, str]]:
-    """Return the limits that other files of a model state."""
+    """Return the lines of `ropext inspect` with the limits that other files of a model state."""
     facts = list[tuple[str, str]]()
     for key, limit in limits.items():
         if limit is not None:
@@ -133,6 +136,7 @@ def _limit_facts(limits: JsonObject) -> list[tuple[str, str]]:
 
 
 def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[str, str]]:
+    """Return the lines of `ropext inspect` about one rotary embedding."""
     rope = site.rope
     dim = f"{rope.dim} channels"
     if model.head_dim and rope.dim <= model.head_dim:  # some families have wider heads elsewhere
@@ -156,14 +160,15 @@ def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[
 
 
 def fact_lines(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
-    """Write facts below one another, their names in a column."""
+    """Write the facts of `ropext inspect` or `ropext plan` below one another, their names in a
+    column."""
     rest = f"{indent}{'':13}"
     return "\n".join(folded(value, f"{indent}{name:<12} ", rest) for name, value in facts)
 
 
 def pair_table(site: RopeSite, target: int) -> str:
-    """Write a row for every pair: wavelength, turns inside the context, and how far the target
-    exceeds its largest angle of training."""
+    """Return the table of `ropext inspect --pairs` with a row for every pair: wavelength, turns
+    inside the context, and how far the target exceeds its largest angle of training."""
     spectrum = site.rope.spectrum
     ratios = phase_ratio(site.rope, spectrum, target)
     rows = []
@@ -177,7 +182,8 @@ def pair_table(site: RopeSite, target: int) -> str:
 
 
 def _unseen_angles_text(site: RopeSite, target: int) -> str:
-    """Say how many pairs reach angles at the target that training never showed."""
+    """Say in `ropext inspect` how many pairs reach angles at the target that training never
+    showed."""
     ratios = phase_ratio(site.rope, site.rope.spectrum, target)
     count = sum(ratio > 1.001 for ratio in ratios)
     line = f"{count} of {len(ratios)} pairs reach angles that training never showed"
@@ -187,7 +193,7 @@ def _unseen_angles_text(site: RopeSite, target: int) -> str:
 
 
 def inspection_text(seen: "Inspection | PositionFacts", pairs: bool = False) -> str:
-    """Write `ropext inspect` as text; with `pairs`, a row for each pair."""
+    """Return `ropext inspect` as text; with `pairs`, a row for each pair."""
     if not isinstance(seen, Inspection):
         return _unrotated_text(seen)
     model = seen.model
@@ -211,7 +217,7 @@ def inspection_text(seen: "Inspection | PositionFacts", pairs: bool = False) -> 
 
 
 def _unrotated_text(seen: "PositionFacts") -> str:
-    """Write `ropext inspect` of a model without a rotary embedding as text."""
+    """Return `ropext inspect` of a model without a rotary embedding as text."""
     scheme = seen.positions
     kind = scheme.model_type
     if scheme.text_type != kind:
@@ -239,8 +245,8 @@ def _unrotated_text(seen: "PositionFacts") -> str:
 
 
 def loader_lines(readings: Iterable["LoaderReading"]) -> str:
-    """Write each loader's verdict about the written config. Loaders with the same verdict share a
-    line; misreading loaders come first."""
+    """Return the lines of `ropext plan --details` with each engine's verdict about the written
+    config. Engines with the same verdict share a line; misreading engines come first."""
     groups: dict[tuple[str, str], list[str]] = {}
     for reading in readings:
         group = (reading.verdict, _loader_note(reading))
@@ -253,7 +259,8 @@ def loader_lines(readings: Iterable["LoaderReading"]) -> str:
 
 
 def _loader_note(reading: "LoaderReading") -> str:
-    """Write the note after a loader's name: its flag, or the reason why it reads otherwise."""
+    """Return the note after an engine's name in `ropext plan --details`: its flag, or the reason
+    why it reads otherwise."""
     if reading.verdict == "not measured":
         return ""
     if reading.flag:
@@ -269,7 +276,7 @@ READ = 'what each engine computes ("same": what the plan states)'
 
 
 def config_value_text(item: Any) -> str:
-    """Write a config value short enough for one line of a diff."""
+    """Write a value of config.json short enough for one line of a plan's diff."""
     if isinstance(item, dict):
         return (
             "{"
@@ -289,7 +296,7 @@ def config_value_text(item: Any) -> str:
 
 
 def config_diff(edits: Iterable[Edit]) -> str:
-    """Write the config diff."""
+    """Write the lines of a plan that are removed from config.json (-) and added to it (+)."""
     lines = []
     for edit in edits:
         key = ".".join(map(named, edit.path))
@@ -353,7 +360,8 @@ def plan_details(made: ExtensionPlan) -> str:
 
 
 def serving_text(lines: Iterable["Serving"]) -> str:
-    """Write the command for each loader, or the sentence that says why there is none."""
+    """Write below a plan the command for each engine, or the sentence that says why there is
+    none."""
     out = list[str]()
     indent = " " * 15
     for line in lines:
@@ -403,8 +411,8 @@ def extension_text(made: ExtensionPlan, written: "Written", every: bool = False)
 
 
 def _quality_lines(made: ExtensionPlan, written: "Written", out: str) -> list[str]:
-    """Say that no number is known of the output, and what such a scaling gave on the measured
-    model."""
+    """Say in the text of `ropext extend` that no number is known of the output, and what such a
+    scaling gave on the measured model."""
     begin = "Quality was not measured"
     if written.proof:
         begin = f"The {made.words.output} was verified; quality was not measured"
@@ -422,8 +430,8 @@ def model_placeholder_note(lines: Iterable["Serving"]) -> str:
 
 
 def serving_commands(output: Path) -> str:
-    """Write how to serve a finished output in the program that most users have; "" if the model
-    does not rotate."""
+    """Return the text below a result on how to serve the output in the program that most users
+    have; "" if the model does not rotate."""
     read = serving(str(output))
     if read is None:
         return ""
@@ -439,6 +447,7 @@ def usual_serving_lines(lines: Sequence["Serving"], words: Words) -> Sequence["S
 
 
 def _serving_section(output: Path, usual: Iterable["Serving"]) -> str:
+    """Return the section of a printed result with the commands that serve it."""
     others = f"for other engines: ropext plan {join_for_shells(str(output))}"
     return f"to serve it ({others})\n{serving_text(usual)}"
 
@@ -447,7 +456,7 @@ NAMED_FILES = 16  # files of an output named in full; a large model has hundreds
 
 
 def _written_files_text(names: Sequence[str]) -> str:
-    """Name the files of an output."""
+    """Write the names of an output's files in a line of `ropext extend`."""
     shown = ", ".join(names[:NAMED_FILES])
     if len(names) > NAMED_FILES:
         shown += f" and {len(names) - NAMED_FILES} more"
@@ -455,12 +464,13 @@ def _written_files_text(names: Sequence[str]) -> str:
 
 
 def kv_cache_text(count: int, target: int) -> str:
-    """Write how much memory one sequence of the target length takes."""
+    """Write in a line of a plan how much memory one sequence of the target length takes."""
     return f"{bytes_text(count)} for one sequence of {target:,} tokens (16-bit values)"
 
 
 def _proof_sentence(proof: JsonObject | None, out: str) -> str:
-    """Write the verified facts; a forward pass that did not agree has its own sentence."""
+    """Write the verified facts in a line of `ropext extend`; a forward pass that did not agree has
+    its own sentence."""
     if not proof:
         return f"not verified (--no-verify); to do it later: ropext verify {out}"
     if "ggml" in proof:
@@ -489,7 +499,8 @@ def _proof_sentence(proof: JsonObject | None, out: str) -> str:
 
 
 def served_headline(read: Served) -> str:
-    """Name a model that is extended already: how far, and by what."""
+    """Return the first line of `ropext plan` for a model that is extended already: how far, and by
+    what."""
     head = f"{read.directory}: {read.model.context:,} tokens"
     if read.record:
         head += f", extended from {read.record.context:,} by {read.record.method}"
