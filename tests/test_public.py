@@ -14,7 +14,7 @@ from command_line import run
 import ropext
 from ropext.base.bundled import MODELS
 from ropext.base.errors import InputError, RopextError, UsageError
-from ropext.options.door import in_call
+from ropext.options.door import message_for_python
 
 
 @pytest.mark.parametrize("name", [n for n in ropext.__all__ if n != "__version__"])
@@ -242,7 +242,7 @@ ALL = {word: shown for name in NAMES for word, shown in SHOWN[name].items()}
     ],
 )
 def test_a_message_names_arguments_in_place_of_flags(sentence, worded):
-    assert in_call(sentence, ALL) == worded
+    assert message_for_python(sentence, ALL) == worded
 
 
 def test_errors_and_narration_from_python_name_arguments(tmp_path, capsys):

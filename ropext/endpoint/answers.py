@@ -62,7 +62,7 @@ def answered(port: Port, question: Question) -> Answer:
     question once more, with more tokens."""
     text = question.prompt(port.api)
     reply = port.ask(text, question.room)
-    score = _score(question, reply)
+    score = _reply_score(question, reply)
     if reply.ran_out and score < 1 and (reply.has_thought or not reply.said):
         longer = port.ask(text, max(GROWN * question.room, LEAST_GROWN))
         if not longer.error:
@@ -70,7 +70,7 @@ def answered(port: Port, question: Question) -> Answer:
     return judged(question, reply)
 
 
-def _score(question: Question, reply: Reply) -> float:
+def _reply_score(question: Question, reply: Reply) -> float:
     """Return the share of the references in a server's reply."""
     return match(reply.said, question.asked.references, question.asked.part)
 
@@ -91,7 +91,7 @@ def judged(question: Question, reply: Reply) -> Answer:
                 "its tokens were spent on thinking: --chat-args enable_thinking=false asks without"
             )
         return replace(answer, outcome=NO_ANSWER, reason=reason)
-    score = _score(question, reply)
+    score = _reply_score(question, reply)
     if score >= 1:
         return replace(answer, outcome=FOUND, score=score)
     return replace(answer, outcome=MISSED, score=score)
@@ -120,12 +120,16 @@ def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> T
     error: float | None = None  # error of the usage, at the nearest shorter length that was not cut
     for length in sorted(answers):
         group = [answer for answer in answers[length] if answer.outcome != REFUSED]
-        cut = [reason for answer in group if (reason := _cut(answer, counting, error, limit))]
+        cut = [
+            reason
+            for answer in group
+            if (reason := _truncation_evidence(answer, counting, error, limit))
+        ]
         if cut:
             reasons[length] = cut[0]
             continue
         missed = [answer for answer in group if answer.outcome == MISSED]
-        if not all(_is_whole(answer, counting, error or 0.0) for answer in missed):
+        if not all(_is_read_whole(answer, counting, error or 0.0) for answer in missed):
             unknown.append(length)
         told = [answer.error for answer in group if answer.error is not None]
         if told:
@@ -133,7 +137,9 @@ def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> T
     return TruncatedLengths(reasons, unknown)
 
 
-def _cut(answer: Answer, counting: Counting, error: float | None, limit: int | None) -> str:
+def _truncation_evidence(
+    answer: Answer, counting: Counting, error: float | None, limit: int | None
+) -> str:
     """Return the evidence that a server truncated this prompt; "" if there is none."""
     if error is None:
         error = FIRST_ERROR
@@ -148,7 +154,7 @@ def _cut(answer: Answer, counting: Counting, error: float | None, limit: int | N
     return ""
 
 
-def _is_whole(answer: Answer, counting: Counting, error: float) -> bool:
+def _is_read_whole(answer: Answer, counting: Counting, error: float) -> bool:
     """Return True if the server's usage shows that it read the whole prompt."""
     if answer.error is None:
         return False

@@ -132,10 +132,10 @@ def gap(left: Pairs, right: Pairs) -> float:
     second = dict(right)
     if None in first or None in second:
         return fmean(abs(a - b) for (_, a), (_, b) in zip(left, right, strict=False))
-    return fmean(_apart(token, first, second) for token in first | second)
+    return fmean(_nats_apart(token, first, second) for token in first | second)
 
 
-def _apart(token: int | None, first: Candidates, second: Candidates) -> float:
+def _nats_apart(token: int | None, first: Candidates, second: Candidates) -> float:
     """Return how far two servers are apart about one candidate token, in nats."""
     if token not in first:
         return max(second[token] - min(first.values()), 0.0)

@@ -40,17 +40,17 @@ class Counting:
 def counting_of(port: Port, tokenizer: str | None) -> Counting:
     """Return the most exact way to count prompts that this server allows."""
     if tokenizer is not None:
-        return _by_tokenizer(port, tokenizer)
+        return _count_by_tokenizer(port, tokenizer)
     for how, count in (
-        ("the server's tokenize", _by_messages(port)),
-        ("the server's template and tokenize", _by_template(port)),
+        ("the server's tokenize", _count_by_messages(port)),
+        ("the server's template and tokenize", _count_by_template(port)),
     ):
-        if _answers(count):
+        if _counts_tokens(count):
             return Counting(how, True, lambda kind, count=count: count)  # type: ignore[misc]
-    return Counting("the server's usage of first answers", False, _by_usage(port))
+    return Counting("the server's usage of first answers", False, _count_by_usage(port))
 
 
-def _answers(count: Count) -> bool:
+def _counts_tokens(count: Count) -> bool:
     """Return whether the server counts tokens in this way."""
     try:
         return count("one two three") > 0
@@ -58,7 +58,7 @@ def _answers(count: Count) -> bool:
         return False
 
 
-def _whole(value: Json, port: Port) -> int:
+def _token_count(value: Json, port: Port) -> int:
     """Return the number of tokens that a server's /tokenize gave; raise if it is none."""
     if type(value) is int and 0 < value < MOST_TOKENS:
         return value
@@ -67,7 +67,7 @@ def _whole(value: Json, port: Port) -> int:
     )
 
 
-def _by_messages(port: Port) -> Count:
+def _count_by_messages(port: Port) -> Count:
     """Return the count of a prompt by /tokenize of vLLM and SGLang."""
 
     def count(text: str) -> int:
@@ -76,7 +76,7 @@ def _by_messages(port: Port) -> Count:
         if port.api == "chat":
             request["add_generation_prompt"] = True
         told = port.server.ask("/tokenize", request) or {}
-        return _whole(told.get("count", _number_of_tokens(told)), port)
+        return _token_count(told.get("count", _number_of_tokens(told)), port)
 
     return count
 
@@ -89,7 +89,7 @@ def _number_of_tokens(told: JsonObject) -> int | None:
     return None
 
 
-def _by_template(port: Port) -> Count:
+def _count_by_template(port: Port) -> Count:
     """Return the count of a prompt by llama-server, which takes two requests."""
 
     def count(text: str) -> int:
@@ -104,12 +104,12 @@ def _by_template(port: Port) -> Count:
                 "completions"
             )
         request = {"content": content, "add_special": True, "parse_special": True}
-        return _whole(_number_of_tokens(port.server.ask("/tokenize", request) or {}), port)
+        return _token_count(_number_of_tokens(port.server.ask("/tokenize", request) or {}), port)
 
     return count
 
 
-def _used(port: Port, text: str) -> int:
+def _tokens_by_usage(port: Port, text: str) -> int:
     """Return the number of tokens that the `usage` in a server's answer states for a prompt."""
     reply = port.ask(text, 1)
     if reply.error or reply.tokens is None:
@@ -122,22 +122,22 @@ def _used(port: Port, text: str) -> int:
     return reply.tokens
 
 
-def _by_usage(port: Port) -> Callable[[str], Count]:
+def _count_by_usage(port: Port) -> Callable[[str], Count]:
     """Return a count by linear interpolation between the server's usage for a short text and for a
     text of the kind."""
 
     def of_kind(kind: str) -> Count:
         """Return the count for texts like this one, after two requests to the server."""
         short = kind[: max(len(kind) // 8, 1)]
-        at_short = _used(port, short)
-        at_long = _used(port, kind)
+        at_short = _tokens_by_usage(port, short)
+        at_long = _tokens_by_usage(port, kind)
         rate = max(at_long - at_short, 1) / max(len(kind) - len(short), 1)
         return lambda text: math.ceil(at_long + rate * (len(text) - len(kind)))
 
     return of_kind
 
 
-def _by_tokenizer(port: Port, place: str) -> Counting:
+def _count_by_tokenizer(port: Port, place: str) -> Counting:
     """Return a count by the user's tokenizer, plus the tokens that the server's template adds,
     found from the usage of an answer."""
     from ropext.endpoint.vocabulary import tokenizer_at

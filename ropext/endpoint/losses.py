@@ -35,13 +35,13 @@ class TokenLosses:
         prompt = [int(token) for token in ids]
         most = max(self.port.server.most_bytes, TOKEN_BYTES * len(prompt))
         port = replace(self.port, server=replace(self.port.server, most_bytes=most))
-        status, body = port.reached(PATH, _request(port.model, prompt))
+        status, body = port.reached(PATH, _echo_request(port.model, prompt))
         where = f"--endpoint {port.server.root}"
         if status >= 400:
             raise InputError(
                 f"{where} refuses a text of {len(prompt)} tokens ({error_text(status, body)})"
             )
-        told = _losses(port.server.parsed(PATH, body), prompt)
+        told = _losses_in_answer(port.server.parsed(PATH, body), prompt)
         if told is None:
             raise InputError(
                 f"{where} tells no log-probability of each of {len(prompt)} tokens, though it did "
@@ -65,21 +65,21 @@ def losses_of(port: Port) -> TokenLosses | None:
     """Return how a server gives the losses of a prompt (`echo`); None if it does not."""
     prompt = list(PROBED)
     try:
-        answer = port.server.ask(PATH, _request(port.model, prompt))
+        answer = port.server.ask(PATH, _echo_request(port.model, prompt))
     except (InputError, OSError, http.client.HTTPException):
         return None  # an answer of another kind, such as LM Studio's for a path that it lacks
-    if answer is None or _losses(answer, prompt) is None:
+    if answer is None or _losses_in_answer(answer, prompt) is None:
         return None
     return TokenLosses(port)
 
 
-def _request(model: str, prompt: Sequence[int]) -> JsonObject:
+def _echo_request(model: str, prompt: Sequence[int]) -> JsonObject:
     """Return a request to a server for the losses of a prompt of token ids."""
     request = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     return request | {"echo": True, "logprobs": 1, "return_tokens_as_token_ids": True}
 
 
-def _losses(answer: JsonObject, prompt: Sequence[int]) -> list[float] | None:
+def _losses_in_answer(answer: JsonObject, prompt: Sequence[int]) -> list[float] | None:
     """Return the loss of each token but the first in a server's answer; None if one is missing or
     of another token.
 

@@ -55,7 +55,7 @@ KINDS = {PORT: EXTENDED, CUT: CUT, BASE: BASE}  # of rows
 
 
 @contextmanager
-def _room(output: Path | None) -> Iterator[Path]:
+def _answers_folder(output: Path | None) -> Iterator[Path]:
     """Yield the folder for a server's answers; without `output`, a temporary one."""
     if output is not None:
         yield output
@@ -72,14 +72,14 @@ def measure_port(
 ) -> Measurement:
     """Ask a server every question that has no answer yet, and return the measurement. With
     `output`, its files are written there."""
-    with _room(output) as room:
+    with _answers_folder(output) as room:
         place = plan.workdir(room, call.command)
         if not call.force:
             _refuse_another_identity(plan, place)
         with place.claimed(call.force, say=call.hooks.say):
             counts = counts_of(plan.wish, plan.counting)
             run = PortRun(plan, counts, place.folder, call.hooks, output, call.force)
-            done = replace(_measure(run), path=output)
+            done = replace(_measure_server(run), path=output)
             if output is not None:
                 report(done)
     return done
@@ -128,11 +128,11 @@ class PortRun:
         )
 
 
-def _measure(run: PortRun) -> Measurement:
+def _measure_server(run: PortRun) -> Measurement:
     """Return the measurement of a server: questions, answers, then the numbers of all rows."""
     plan = run.plan
     questions, remarks = _planned_questions(run)
-    rows = _rows(run, questions)
+    rows = _port_rows(run, questions)
     _refuse_another_model(run, rows)
     _say_dates_of_answers(run, rows)
     resumed = _ask_questions(run, rows) + _read_texts(run)
@@ -227,7 +227,7 @@ class PortRow:
         return bool(again) and all(one.ask().said != one.kept_answer().said for one in again)
 
 
-def _rows(run: PortRun, questions: Sequence[Question]) -> dict[str, PortRow]:
+def _port_rows(run: PortRun, questions: Sequence[Question]) -> dict[str, PortRow]:
     """Return the server's row, and a row with the same questions truncated to the trained
     window. If one server gets both, a question that is not truncated has one answer."""
     plan = run.plan
@@ -331,11 +331,11 @@ def _ask_questions(run: PortRun, rows: Mapping[str, PortRow]) -> int:
     work = [partial(ask, one, parallel == 1) for one in waiting]
     total = sum(one.put.counted for one in waiting)
     estimate = _estimated_time(run, waiting)
-    _send(run, Requests("questions", work, total, there, estimate), parallel)
+    _send_requests(run, Requests("questions", work, total, there, estimate), parallel)
     if refused:
         again = [partial(ask, one, True) for one in refused]
         total = sum(one.put.counted for one in refused)
-        _send(run, Requests("questions, one by one", again, total, there), 1)
+        _send_requests(run, Requests("questions, one by one", again, total, there), 1)
     return there
 
 
@@ -360,7 +360,9 @@ def _read_texts(run: PortRun) -> int:
                 there += 1
             else:
                 work.append(partial(keep_losses, store, name, read))
-    _send(run, Requests("texts", work, longest * len(work), there), run.plan.options.parallel)
+    _send_requests(
+        run, Requests("texts", work, longest * len(work), there), run.plan.options.parallel
+    )
     return there
 
 
@@ -375,7 +377,7 @@ class Requests:
     estimate: str = ""  # of the time
 
 
-def _send(run: PortRun, work: Requests, parallel: int) -> None:
+def _send_requests(run: PortRun, work: Requests, parallel: int) -> None:
     """Send `parallel` requests to a server at a time; Ctrl-C ends the work after the running
     ones."""
     hooks = run.hooks

@@ -129,10 +129,10 @@ def prepare_port(options: EndpointOptions, model: str | None, texts: Sequence[st
     """Return the plan for the evaluation of a server: query the servers, and decide lengths and
     questions."""
     url = options.endpoint or ""
-    port = _port(url, options, model)
+    port = _served_port(url, options, model)
     plain: Port | None = None
     if options.plain is not None:
-        plain = _port(options.plain, options, None)
+        plain = _served_port(options.plain, options, None)
     window = trained_window(options.context, options.against)
     losses: TokenLosses | None = None
     if options.reads_text:
@@ -168,7 +168,7 @@ def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
     reads them through the short window, if it can."""
     assert plan.losses is not None
     base = None
-    reason = _no_base(plan)
+    reason = _no_base_reason(plan)
     if reason is None and plan.plain is not None:
         base = losses_of(plan.plain)
         if base is None:
@@ -180,7 +180,7 @@ def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
     return replace(plan, reads=reads, remarks=remarks)
 
 
-def _no_base(plan: PortPlan) -> str | None:
+def _no_base_reason(plan: PortPlan) -> str | None:
     """Return why no server of the unscaled model reads the texts through the short window; None if
     one can."""
     if plan.window is None:
@@ -200,7 +200,7 @@ def _no_base(plan: PortPlan) -> str | None:
     return None
 
 
-def _port(url: str, options: EndpointOptions, model: str | None) -> Port:
+def _served_port(url: str, options: EndpointOptions, model: str | None) -> Port:
     """Return the server at a URL with the model that it serves."""
     server = replace(server_at(url), deadline=float(options.deadline))
     name, limit = served_model(server, url, model)

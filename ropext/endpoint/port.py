@@ -115,26 +115,26 @@ def reply_of(answer: JsonObject) -> Reply:
         return Reply(error="an answer without choices")
     choice = choices[0]
     told = choice
-    written = _text(choice, "text")
+    written = _text_at(choice, "text")
     if isinstance(choice.get("message"), dict):
         told = choice["message"]
-        written = _text(told, "content")
-    thought = "".join(_text(told, name) for name in REASONING)
+        written = _text_at(told, "content")
+    thought = "".join(_text_at(told, name) for name in REASONING)
     said = THOUGHT.sub("", written).strip()
     ran_out = choice.get("finish_reason") == "length"
     if not said and not ran_out:  # it ended by itself: its thoughts are its whole answer
         said = thought.strip()
-    usage = _object(answer, "usage")
+    usage = _object_at(answer, "usage")
     return Reply(
         scrub(said)[:KEPT],
         has_thought=bool(thought) or "<think>" in written,
         ran_out=ran_out,
-        tokens=_count(usage, "prompt_tokens"),
-        cached=_count(_object(usage, "prompt_tokens_details"), "cached_tokens") or 0,
+        tokens=_token_count(usage, "prompt_tokens"),
+        cached=_token_count(_object_at(usage, "prompt_tokens_details"), "cached_tokens") or 0,
     )
 
 
-def _object(data: JsonObject, key: str) -> JsonObject:
+def _object_at(data: JsonObject, key: str) -> JsonObject:
     """Return an object in a server's answer; an empty one if there is none."""
     value = data.get(key)
     if isinstance(value, dict):
@@ -142,7 +142,7 @@ def _object(data: JsonObject, key: str) -> JsonObject:
     return {}
 
 
-def _text(data: JsonObject, key: str) -> str:
+def _text_at(data: JsonObject, key: str) -> str:
     """Return a text in a server's answer; an empty one if there is none."""
     value = data.get(key)
     if isinstance(value, str):
@@ -150,7 +150,7 @@ def _text(data: JsonObject, key: str) -> str:
     return ""
 
 
-def _count(data: JsonObject, key: str) -> int | None:
+def _token_count(data: JsonObject, key: str) -> int | None:
     """Return a number of tokens in a server's answer, if it has a credible one."""
     value = data.get(key)
     if type(value) is int and 0 <= value < MOST_TOKENS:

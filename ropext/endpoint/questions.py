@@ -86,11 +86,11 @@ def counts_of(wish: WantedQuestions, counting: Counting) -> dict[str, Count]:
     """Return how the prompts of each task are counted for a server."""
     counts = dict[str, Count]()
     for task in wish.tasks:
-        counts[task] = counting.of_kind(_of_kind(task, wish))
+        counts[task] = counting.of_kind(_sample_text(task, wish))
     return counts
 
 
-def _of_kind(task: str, wish: WantedQuestions) -> str:
+def _sample_text(task: str, wish: WantedQuestions) -> str:
     """Return a text of the kind that a task has, by which prompts for a server are counted."""
     for own, questions in wish.own.items():
         if own == task:
@@ -120,7 +120,7 @@ def build(
             yield read_values(list[Question], kept.get(name), kept.file(name))
             continue
         try:
-            questions = _built(
+            questions = _questions_of_haystack(
                 wish, counts[task], task, ItemRequest(length, depths, index, wish.seed)
             )
         except LengthTooShort as error:
@@ -130,10 +130,12 @@ def build(
         kept.put(name, [asdict(question) for question in questions])
         yield questions
     for own in wish.own:
-        yield from _own(wish, own, counts[own])
+        yield from _own_questions(wish, own, counts[own])
 
 
-def _own(wish: WantedQuestions, task: OwnTask, count: Count) -> Iterator[list[Question] | str]:
+def _own_questions(
+    wish: WantedQuestions, task: OwnTask, count: Count
+) -> Iterator[list[Question] | str]:
     """Yield the user's own questions for a server, each alone, and a sentence if some are too
     long."""
     sizes = list[int]()
@@ -151,7 +153,9 @@ def _own(wish: WantedQuestions, task: OwnTask, count: Count) -> Iterator[list[Qu
         yield too_long(task, sizes, wish.own[task], wish.lengths[-1])
 
 
-def _built(wish: WantedQuestions, count: Count, task: str, wanted: ItemRequest) -> list[Question]:
+def _questions_of_haystack(
+    wish: WantedQuestions, count: Count, task: str, wanted: ItemRequest
+) -> list[Question]:
     """Return the questions for a server over one haystack of a task."""
     worded = wording_of(task)
     room = room_of(worded)
@@ -211,7 +215,7 @@ def cut(question: Question, count: Count, window: int, api: str) -> Question:
         asked = replace(asked, instruction="")
     best = replace(question, asked=asked, counted=0)
     for _ in range(STEPS):
-        shorter = replace(question, asked=replace(asked, text=_end(text, kept)))
+        shorter = replace(question, asked=replace(asked, text=_end_of_text(text, kept)))
         tokens = count(shorter.prompt(api))
         if tokens <= budget and tokens > best.counted:
             best = replace(shorter, counted=tokens)
@@ -221,7 +225,7 @@ def cut(question: Question, count: Count, window: int, api: str) -> Question:
     return best
 
 
-def _end(text: str, length: int) -> str:
+def _end_of_text(text: str, length: int) -> str:
     """Return the end of a question's text, from the beginning of a word on."""
     if length <= 0:
         return ""

@@ -24,10 +24,10 @@ def write_port_report(run: Measurement) -> None:
         tables=port_tables(run),
         details=json.dumps(run.manifest, indent=1, ensure_ascii=False),
     )
-    html.write_page(run.path, page, write_pictures(run.path, _pictures(run)))
+    html.write_page(run.path, page, write_pictures(run.path, _depth_pictures(run)))
 
 
-def _pictures(run: Measurement) -> Drawn:
+def _depth_pictures(run: Measurement) -> Drawn:
     """Return pictures of depth by length over the questions that the server read; none if
     matplotlib is not installed."""
     if find_spec("matplotlib") is None:

@@ -98,7 +98,7 @@ class Server:
         def read() -> None:
             """Read the whole answer in a thread of its own."""
             try:
-                answer.set_result(self._read(path, question))
+                answer.set_result(self._read_answer(path, question))
             except Exception as error:
                 answer.set_exception(error)
 
@@ -106,13 +106,13 @@ class Server:
         try:
             return answer.result(self.deadline)
         except TimeoutError:
-            raise self._late() from None
+            raise self._late_answer_error() from None
 
-    def _late(self) -> TimeoutError:
+    def _late_answer_error(self) -> TimeoutError:
         """Return the error for a server's answer that is not whole before the deadline."""
         return TimeoutError(f"no whole answer within {self.deadline:g} seconds")
 
-    def _read(self, path: str, question: JsonObject | None) -> tuple[int, bytes]:
+    def _read_answer(self, path: str, question: JsonObject | None) -> tuple[int, bytes]:
         """Send one request to the server, and return the status and the body of its answer."""
         data: bytes | None = None
         if question is not None:
@@ -133,7 +133,7 @@ class Server:
         with answer:
             while piece := answer.read1(1 << 16):
                 if monotonic() >= end:
-                    raise self._late()  # a part is no answer
+                    raise self._late_answer_error()  # a part is no answer
                 body += piece
                 if len(body) > self.most_bytes:
                     mib = self.most_bytes >> 20
@@ -166,9 +166,9 @@ def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[s
         models = server.ask("/v1/models")
         if models is None or not models.get("data"):
             raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
-        entry = _entry(models["data"], wanted, url)
+        entry = _model_entry(models["data"], wanted, url)
         name = entry["id"]
-        limit = _limit(server, entry)
+        limit = _context_limit(server, entry)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise NoServer(
@@ -185,7 +185,7 @@ def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[s
     return name, limit
 
 
-def _entry(models: Json, wanted: str | None, url: str) -> Json:
+def _model_entry(models: Json, wanted: str | None, url: str) -> Json:
     """Return the first model that a server lists, or the one with the wanted name."""
     if wanted is None:
         return models[0]
@@ -202,7 +202,7 @@ def require_server(url: str) -> None:
     served_model(hasty, url)
 
 
-def _limit(server: Server, entry: JsonObject) -> Json:
+def _context_limit(server: Server, entry: JsonObject) -> Json:
     """Return how many tokens a model takes, if its server states it."""
     if entry.get("max_model_len"):  # vLLM and SGLang
         return entry["max_model_len"]
@@ -247,10 +247,10 @@ def identity_of(server: Server, model: str) -> dict[str, Json]:
     meta = told.pop("meta", None)
     if isinstance(meta, dict):
         told |= {f"meta: {name}": value for name, value in meta.items()}
-    return {name: _shown(value) for name, value in told.items() if value is not None}
+    return {name: _short_property(value) for name, value in told.items() if value is not None}
 
 
-def _shown(value: Json) -> Json:
+def _short_property(value: Json) -> Json:
     """Return a property of a served model for a message: a short one as it is, a long one as its
     digest."""
     if isinstance(value, str | int | float) and len(str(value)) <= MOST_SHOWN:

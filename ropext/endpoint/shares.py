@@ -31,7 +31,7 @@ def port_numbers(scores: Scores) -> ModelNumbers:
     return ModelNumbers(
         metrics=values,
         retrieval=heat_map_cells([item for item in items if item.is_read]),
-        outcomes=_outcomes(scores),
+        outcomes=_outcome_rows(scores),
         reached=reached(items, values),
     )
 
@@ -47,7 +47,7 @@ def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
     return values | ruler_means(values)
 
 
-def _outcomes(scores: Scores) -> list[dict[str, Json]]:
+def _outcome_rows(scores: Scores) -> list[dict[str, Json]]:
     """Return for each length the number of a server's answers by outcome, the tokens of the
     prompts, and the first reason of each kind."""
     lengths = sorted({item.length for item, _ in scores})
@@ -73,13 +73,13 @@ def _outcome_row(length: int, scores: Scores) -> dict[str, Json]:
     return {
         "length": length,
         "counts": counts,
-        "counted": _ends(counted),
-        "used": _ends(used),
+        "counted": _token_range(counted),
+        "used": _token_range(used),
         "reasons": reasons,
     }
 
 
-def _ends(numbers: Sequence[int]) -> list[int] | None:
+def _token_range(numbers: Sequence[int]) -> list[int] | None:
     """Return the smallest and the largest number of tokens in a server's prompts; None if there are
     none."""
     if not numbers:

@@ -38,14 +38,14 @@ def _numbers_of(run: Measurement, label: str) -> ModelNumbers:
 def port_tables(run: Measurement) -> list[Table]:
     """Return the tables of a server's run: shares by length, full and truncated, depths, and
     outcomes."""
-    tables = [_shares(run)]
-    tables += _by_task(run)
-    tables += [_depths(run), _outcomes(run)]
-    tables += _texts(run)
+    tables = [_shares_table(run)]
+    tables += _task_tables(run)
+    tables += [_depth_table(run), _outcomes_table(run)]
+    tables += _perplexity_tables(run)
     return with_rows(tables)
 
 
-def _texts(run: Measurement) -> list[Table]:
+def _perplexity_tables(run: Measurement) -> list[Table]:
     """Return the tables of a server's losses of texts, as for a directory; none if no texts were
     read."""
     if not run.facts.documents:
@@ -65,12 +65,12 @@ def row_names(run: Measurement) -> dict[str, str]:
     return names
 
 
-def _rows(run: Measurement) -> list[tuple[str, dict[str, Value]]]:
+def _values_by_row(run: Measurement) -> list[tuple[str, dict[str, Value]]]:
     """Return the numbers of a server's rows by the names of the rows."""
     return [(name, run.values(label)) for label, name in row_names(run).items()]
 
 
-def _shares(run: Measurement) -> Table:
+def _shares_table(run: Measurement) -> Table:
     """Return the table of the shares that a server found, full and truncated, and of their
     difference over the same questions."""
     lengths = run.frame.lengths
@@ -79,7 +79,10 @@ def _shares(run: Measurement) -> Table:
         "over one text count less if texts differ)"
     )
     table = table_of_values(
-        "Found, by length", note, _rows(run), columns_at_lengths(FOUND, lengths, share_cell)
+        "Found, by length",
+        note,
+        _values_by_row(run),
+        columns_at_lengths(FOUND, lengths, share_cell),
     )
     if CUT not in run.models or not table.rows:
         return table
@@ -89,7 +92,7 @@ def _shares(run: Measurement) -> Table:
     return replace(table, rows=(*table.rows, *difference.rows))
 
 
-def _by_task(run: Measurement) -> list[Table]:
+def _task_tables(run: Measurement) -> list[Table]:
     """Return a table of a server's shares for each task, if there are several."""
     tasks = list(_numbers_of(run, PORT).retrieval)
     if len(tasks) < 2:
@@ -98,11 +101,11 @@ def _by_task(run: Measurement) -> list[Table]:
     tables = list[Table]()
     for task in tasks:
         columns = columns_at_lengths(task, run.frame.lengths, share_cell)
-        tables.append(table_of_values(f"Found: {task}", note, _rows(run), columns))
+        tables.append(table_of_values(f"Found: {task}", note, _values_by_row(run), columns))
     return tables
 
 
-def _depths(run: Measurement) -> Table:
+def _depth_table(run: Measurement) -> Table:
     """Return the table of the shares that the server found, by depth and length."""
     cells = list[HeatCell]()
     for cells_of_task in _numbers_of(run, PORT).retrieval.values():
@@ -110,14 +113,14 @@ def _depths(run: Measurement) -> Table:
     lengths = run.frame.lengths
     rows = list[tuple[str, ...]]()
     for depth in sorted({cell.depth for cell in cells if cell.depth is not None}):
-        found = [_found_at(cells, depth, length) for length in lengths]
+        found = [_found_text(cells, depth, length) for length in lengths]
         rows.append((f"{depth:g}", *found))
     header = ("depth", *map(length_text, lengths))
     note = "found of questions read; 0 is the start of the text, 1 its end"
     return Table("Found, by depth and length", note, header, tuple(rows))
 
 
-def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
+def _found_text(cells: Sequence[HeatCell], depth: float, length: int) -> str:
     """Return how many questions at a depth and a length the server found: `7 of 8`."""
     count = 0
     right = 0.0
@@ -128,7 +131,7 @@ def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
     return f"{right:g} of {count}" if count else "-"
 
 
-def _outcomes(run: Measurement) -> Table:
+def _outcomes_table(run: Measurement) -> Table:
     """Return the table of the server's answers by outcome."""
     outcomes = _numbers_of(run, PORT).outcomes or ()
     has_usage = any(row["used"] is not None for row in outcomes)
@@ -141,15 +144,15 @@ def _outcomes(run: Measurement) -> Table:
         note += "the server reported no usage"
     rows = list[tuple[str, ...]]()
     for row in outcomes:
-        cells = [length_text(row["length"]), _range(row["counted"])]
+        cells = [length_text(row["length"]), _range_text(row["counted"])]
         if has_usage:
-            cells.append(_range(row["used"]))
+            cells.append(_range_text(row["used"]))
         cells += [str(row["counts"][name]) for name in OUTCOMES]
         rows.append(tuple(cells))
     return Table("What became of the questions", note, (*header, *OUTCOMES), tuple(rows))
 
 
-def _range(ends: Sequence[int] | None) -> str:
+def _range_text(ends: Sequence[int] | None) -> str:
     """Return the smallest and largest number of tokens of a server's prompts: `512…530`."""
     if ends is None:
         return "-"

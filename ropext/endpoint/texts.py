@@ -65,9 +65,9 @@ class TextPlan:
         them."""
         (regime,) = self.regimes(label)
         for ids, name in zip(self.texts.ids, self.hashes, strict=True):
-            yield loss_file_name(regime, name), self._reader(label, ids)
+            yield loss_file_name(regime, name), self._losses_reader(label, ids)
 
-    def _reader(self, label: str, ids: Ids) -> Callable[[], TokenNll]:
+    def _losses_reader(self, label: str, ids: Ids) -> Callable[[], TokenNll]:
         """Return the function that asks a server for the losses of one text."""
         base = self.base
         if label == BASE and base is not None:

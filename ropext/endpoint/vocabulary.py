@@ -25,7 +25,7 @@ class FileTokenizer:
 
     def __init__(self, file: Path) -> None:
         """Load tokenizer.json or a GGUF's vocabulary, without its truncation and padding."""
-        coder = _coder(file)
+        coder = _file_tokenizer(file)
         coder.no_truncation()
         coder.no_padding()
         self.coder = coder
@@ -77,7 +77,7 @@ def tokenizer_at(place: str) -> Counted:
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _coder(file: Path) -> Any:
+def _file_tokenizer(file: Path) -> Any:
     """Return the tokenizer in the file that --tokenizer names for counting a server's prompts."""
     try:
         import tokenizers
@@ -87,14 +87,14 @@ def _coder(file: Path) -> Any:
             "server's usage counts"
         ) from None
     if file.suffix == ".gguf":
-        return _of_gguf(file)
+        return _gguf_tokenizer(file)
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no class of its own
         raise InputError(f"--tokenizer {file}: {str(error)[:200]}") from None
 
 
-def _of_gguf(file: Path) -> Any:
+def _gguf_tokenizer(file: Path) -> Any:
     """Return a tokenizer of the vocabulary and merges of a GGUF, which counts a server's
     prompts."""
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -223,7 +223,7 @@ def _bundled_questions(
     known = read_passages(options.passages) if options.passages else ()
     for name in names:
         task = find_task(name)
-        task = passages.over(task, known) if known else task
+        task = passages.over_passages(task, known) if known else task
         for length in lengths:
             try:
                 for index, depths in task.groups(options.depths, options.items):

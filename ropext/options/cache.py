@@ -27,7 +27,7 @@ class StoredCache:
         return self.keys if self.keys == self.values else f"{self.keys}-{self.values}"
 
 
-def full_name(name: str) -> str:
+def full_cache_name(name: str) -> str:
     """Return the full name of a type of cache that `--kv` takes: `q8_0` for `q8`."""
     return SHORT_NAMES.get(name, name)
 
@@ -37,7 +37,7 @@ def stored_cache(name: str) -> StoredCache:
     keys, separator, values = name.partition(APART)
     if not separator:
         values = keys
-    keys, values = full_name(keys), full_name(values)
+    keys, values = full_cache_name(keys), full_cache_name(values)
     for kind in (keys, values):
         if kind not in CACHE_NAMES:
             raise UsageError(
@@ -47,7 +47,7 @@ def stored_cache(name: str) -> StoredCache:
     return StoredCache(keys, values)
 
 
-def _rounded(names: tuple[str, ...]) -> tuple[str, ...]:
+def _rounded_caches(names: tuple[str, ...]) -> tuple[str, ...]:
     """Check `eval --kv`: each cache differs from the others, and each rounds keys or values."""
     for name in names:
         if stored_cache(name) == StoredCache(UNROUNDED, UNROUNDED):
@@ -59,4 +59,4 @@ def _rounded(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-RoundedCaches = Annotated[Words, AfterValidator(_rounded)]
+RoundedCaches = Annotated[Words, AfterValidator(_rounded_caches)]

@@ -43,7 +43,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_place(value: object) -> bool:
+def _is_path(value: object) -> bool:
     """Return whether an argument of a public function is a path."""
     return isinstance(value, str | PathLike)
 
@@ -63,9 +63,9 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
-def _are_places(value: object) -> bool:
+def _are_paths(value: object) -> bool:
     """Return whether an argument of a public function is a list of paths."""
-    return isinstance(value, list | tuple) and all(map(_is_place, value))
+    return isinstance(value, list | tuple) and all(map(_is_path, value))
 
 
 def _are_labels(value: object) -> bool:
@@ -73,7 +73,7 @@ def _are_labels(value: object) -> bool:
     return isinstance(value, Mapping) and all(map(_is_text, list(value) + list(value.values())))
 
 
-def _has_answers(value: object) -> bool:
+def _is_plain_server(value: object) -> bool:
     """Return whether the argument `beside` of `verify` is a PlainServer."""
     return hasattr(value, "answers")
 
@@ -83,78 +83,78 @@ def _is_tokenizer(value: object) -> bool:
     return callable(value) and hasattr(value, "get_vocab")
 
 
-def _text(line: str) -> Argument:
+def _text_argument(line: str) -> Argument:
     """Return an argument of public functions that takes a text, with its line of help."""
     return Argument(line, "a text", _is_text)
 
 
-def _flag(line: str) -> Argument:
+def _flag_argument(line: str) -> Argument:
     """Return an argument of public functions that takes True or False, with its line of help."""
     return Argument(line, "true or false", _is_flag)
 
 
-def _called(line: str) -> Argument:
+def _function_argument(line: str) -> Argument:
     """Return an argument of public functions that takes a function, with its line of help."""
     return Argument(line, "a function", callable)
 
 
-def _texts(line: str) -> Argument:
+def _list_argument(line: str) -> Argument:
     """Return an argument of public functions that takes a list of texts, with its line of help."""
     return Argument(line, "a list of texts", _are_texts)
 
 
-def _place(line: str) -> Argument:
+def _path_argument(line: str) -> Argument:
     """Return an argument of public functions that takes a path, with its line of help."""
-    return Argument(line, "a path", _is_place)
+    return Argument(line, "a path", _is_path)
 
 
 MAPPED = 'a dict of texts, such as {"yarn-4x": "YaRN"}'
 
 ARGUMENTS = {
-    "against": _place("base, or saved plan, that it is held against"),
-    "base_model": _text("hub id that the card names as the base"),
-    "bars": _flag("show the bars of huggingface_hub"),
-    "begin": _text("first stage to do"),
+    "against": _path_argument("base, or saved plan, that it is held against"),
+    "base_model": _text_argument("hub id that the card names as the base"),
+    "bars": _flag_argument("show the bars of huggingface_hub"),
+    "begin": _text_argument("first stage to do"),
     "beside": Argument(
-        "server of the plain model, or a file with its answers", "a PlainServer", _has_answers
+        "server of the plain model, or a file with its answers", "a PlainServer", _is_plain_server
     ),
     "data": Argument("documents: a place, a list of texts, or the rows of a dataset"),
-    "deep": _flag("compare every byte of the weights"),
-    "device": _text("where transformers runs beside the server: cpu, cuda"),
+    "deep": _flag_argument("compare every byte of the weights"),
+    "device": _text_argument("where transformers runs beside the server: cpu, cuda"),
     "directory": Argument("directory of a checkpoint"),
-    "dry_run": _flag("only say what would be done"),
-    "dtype": _text("type of the weights beside the server: auto, float32 ..."),
-    "endpoint": _text("URL of a running server, which is asked too"),
-    "force": _flag("replace what ropext wrote"),
+    "dry_run": _flag_argument("only say what would be done"),
+    "dtype": _text_argument("type of the weights beside the server: auto, float32 ..."),
+    "endpoint": _text_argument("URL of a running server, which is asked too"),
+    "force": _flag_argument("replace what ropext wrote"),
     "gates": Argument('conditions that the report shows, such as "gain@8k < 0"'),
-    "keep_previous": _flag("keep the output that is replaced, as OUTPUT.previous"),
+    "keep_previous": _flag_argument("keep the output that is replaced, as OUTPUT.previous"),
     "labels": Argument("own names for models, by the names that they have", MAPPED, _are_labels),
-    "license": _text("license that the card names"),
-    "losses": _place("parquet file for the loss of every token"),
+    "license": _text_argument("license that the card names"),
+    "losses": _path_argument("parquet file for the loss of every token"),
     "model": Argument(
         "directory, file or hub id of a model; some functions also take a model in memory"
     ),
-    "only": _text("the one stage to do"),
+    "only": _text_argument("the one stage to do"),
     "output": Argument("path for the result"),
-    "overrides": _texts("recipe keys with other values: key=value"),
-    "public": _flag("make the repository a public one"),
+    "overrides": _list_argument("recipe keys with other values: key=value"),
+    "public": _flag_argument("make the repository a public one"),
     "recipe": Argument("recipe: a file, the name of a bundled one, or a mapping"),
-    "record": _flag("write what `deep` compares with into the record"),
-    "repository": _text("OWNER/NAME on the hub"),
-    "results": Argument("runs of an evaluation, or RUN:VARIANT", "a list of paths", _are_places),
-    "revision": _text("branch, tag or commit of a hub id"),
-    "run": _place("folder that a command left"),
+    "record": _flag_argument("write what `deep` compares with into the record"),
+    "repository": _text_argument("OWNER/NAME on the hub"),
+    "results": Argument("runs of an evaluation, or RUN:VARIANT", "a list of paths", _are_paths),
+    "revision": _text_argument("branch, tag or commit of a hub id"),
+    "run": _path_argument("folder that a command left"),
     "runs": Argument("runs of an evaluation, RUN:VARIANT, or results of functions"),
-    "say": _called("hears each sentence of the narration, e.g. print"),
-    "show": _called("hears what is done, of how much, and what it is"),
-    "stop": _called("asked after each unit of work whether to end"),
+    "say": _function_argument("hears each sentence of the narration, e.g. print"),
+    "show": _function_argument("hears what is done, of how much, and what it is"),
+    "stop": _function_argument("asked after each unit of work whether to end"),
     "tokenizer": Argument(
         "tokenizer of a model in memory",
         "a tokenizer of transformers",
         _is_tokenizer,
     ),
     "tolerance": Argument("how far the server may be off, in nats", "a number", _is_number),
-    "trust_remote_code": _flag("run the model's own code"),
+    "trust_remote_code": _flag_argument("run the model's own code"),
 }
 
 
@@ -168,9 +168,9 @@ def public(
     arguments. `model` is the help of the argument of that name, if it takes another kind than most.
     """
 
-    def door(function: Callable[P, R]) -> Callable[P, R]:
+    def with_options(function: Callable[P, R]) -> Callable[P, R]:
         """Give a public function the options in its signature and help."""
-        shown = _signature(function, kinds, without)
+        shown = _signature_with_options(function, kinds, without)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -180,17 +180,17 @@ def public(
             for name, value in kwargs.items():
                 if value is not None:  # None means "not given"
                     given[name] = value
-            _check(function.__name__, shown, args, given)
+            _check_arguments(function.__name__, shown, args, given)
             return function(*args, **given)  # type: ignore[arg-type]
 
         call.__signature__ = shown  # type: ignore[attr-defined]
-        call.__doc__ = f"{inspect.getdoc(function)}\n\n{_lines(shown, kinds, model)}\n"
+        call.__doc__ = f"{inspect.getdoc(function)}\n\n{_help_lines(shown, kinds, model)}\n"
         return call
 
-    return door
+    return with_options
 
 
-def fields_of(kinds: Iterable[type[Options]]) -> dict[str, FieldInfo]:
+def option_fields(kinds: Iterable[type[Options]]) -> dict[str, FieldInfo]:
     """Return the fields of all these classes of options."""
     fields = dict[str, FieldInfo]()
     for kind in kinds:
@@ -198,7 +198,7 @@ def fields_of(kinds: Iterable[type[Options]]) -> dict[str, FieldInfo]:
     return fields
 
 
-def _signature(
+def _signature_with_options(
     function: Callable[..., object], kinds: Sequence[type[Options]], without: Sequence[str]
 ) -> Signature:
     """Return a public function's signature with each option in the place of `**options`. A function
@@ -212,15 +212,15 @@ def _signature(
             annotation = parameter.annotation | None
             parameter = parameter.replace(default=None, annotation=annotation)
         parameters[name] = parameter
-    for name, info in fields_of(kinds).items():
+    for name, info in option_fields(kinds).items():
         if name not in parameters and name not in without:
             kind = Parameter.KEYWORD_ONLY
-            annotation = python_type(info)
+            annotation = argument_type(info)
             parameters[name] = Parameter(name, kind, default=info.default, annotation=annotation)
     return stated.replace(parameters=list(parameters.values()))
 
 
-def python_type(info: FieldInfo) -> object:
+def argument_type(info: FieldInfo) -> object:
     """Return the type that a caller in Python may give for an option."""
     item, is_list, choices = item_of(info)
     role = role_of(info)
@@ -246,25 +246,25 @@ def python_type(info: FieldInfo) -> object:
     return kind
 
 
-def _lines(shown: Signature, kinds: Sequence[type[Options]], model: str) -> str:
+def _help_lines(shown: Signature, kinds: Sequence[type[Options]], model: str) -> str:
     """Return the lines "Arguments:" of a public function's help, one for each argument and
     option."""
-    fields = fields_of((Reach, Writing, *kinds))
+    fields = option_fields((Reach, Writing, *kinds))
     lines = ["Arguments:"]
     for name in shown.parameters:
         if name == "model" and model:
             line = model
-        elif name in ARGUMENTS and name not in fields_of(kinds):
+        elif name in ARGUMENTS and name not in option_fields(kinds):
             line = ARGUMENTS[name].line
         else:
-            line = in_python(str(fields[name].description))
+            line = help_for_python(str(fields[name].description))
         lines.append(f"    {name}: {line}")
     return "\n".join(lines)
 
 
-def in_python(text: str) -> str:
+def help_for_python(text: str) -> str:
     """Write the flags in an option's help as Python spells them: `max_docs` for `--max-docs`."""
-    return re.sub(r"--([a-z][a-z-]*)", lambda match: _named(match[1]), text)
+    return re.sub(r"--([a-z][a-z-]*)", lambda match: _argument_name(match[1]), text)
 
 
 def worded_for_python(function: Callable[P, R]) -> Callable[P, R]:
@@ -272,20 +272,20 @@ def worded_for_python(function: Callable[P, R]) -> Callable[P, R]:
     in place of flags."""
     parameters = inspect.signature(function).parameters
 
-    def reworded(sentence: str) -> str:
+    def sentence_for_python(sentence: str) -> str:
         """Write a sentence of the function with arguments in place of flags."""
-        return in_call(sentence, parameters)
+        return message_for_python(sentence, parameters)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         """Call the public function; reword its narration and its errors."""
         say = kwargs.get("say")
         if callable(say):
-            kwargs["say"] = lambda sentence: say(reworded(sentence))
+            kwargs["say"] = lambda sentence: say(sentence_for_python(sentence))
         try:
             return function(*args, **kwargs)
         except RopextError as error:
-            error.reword(reworded)
+            error.reword(sentence_for_python)
             raise
 
     return call
@@ -303,25 +303,25 @@ _FLAG = rf"(--[a-z][a-z-]*|-o)\b(?: ({_VALUE}))?"
 _FLAGS = re.compile(rf"(?<![\w-]){_FLAG}(?: {_FLAG})*")
 
 
-def in_call(text: str, parameters: Mapping[str, Parameter]) -> str:
+def message_for_python(text: str, parameters: Mapping[str, Parameter]) -> str:
     """Write the flags in a message as arguments of a public function with these parameters."""
 
-    def written(match: re.Match[str]) -> str:
+    def flags_as_arguments(match: re.Match[str]) -> str:
         """Write the flags that a match holds as arguments, with commas between them."""
         given = list[str]()
         for flag, value in re.findall(_FLAG, match[0]):
-            given.append(_argument(flag, value, parameters))
+            given.append(_flag_as_argument(flag, value, parameters))
         return ", ".join(given)
 
     parts = _COMMAND.split(text)  # every second one is a command
     for place in range(0, len(parts), 2):
-        parts[place] = _FLAGS.sub(written, parts[place])
+        parts[place] = _FLAGS.sub(flags_as_arguments, parts[place])
     return "".join(parts)
 
 
-def _argument(flag: str, value: str, parameters: Mapping[str, Parameter]) -> str:
+def _flag_as_argument(flag: str, value: str, parameters: Mapping[str, Parameter]) -> str:
     """Write one flag as an argument of a public function, with its value if it has one."""
-    name = _named(flag.lstrip("-"))
+    name = _argument_name(flag.lstrip("-"))
     if name not in parameters:
         return f"{flag} {value}".rstrip()
     if isinstance(parameters[name].default, bool):
@@ -336,7 +336,7 @@ def _argument(flag: str, value: str, parameters: Mapping[str, Parameter]) -> str
 _RENAMED = {"fail_if": "gates", "from": "begin", "o": "output"}
 
 
-def _named(word: str) -> str:
+def _argument_name(word: str) -> str:
     """Return the name in Python of a flag without its dashes: `for_loaders` for `for`."""
     name = word.replace("-", "_")
     name = _RENAMED.get(name, name)
@@ -351,14 +351,14 @@ def _check_names(name: str, shown: Signature, given: Iterable[str]) -> None:
     for word in given:
         if word not in shown.parameters:
             names = list(shown.parameters)
-            meant = _named(word)
+            meant = _argument_name(word)
             hint = f"did you mean {meant}?"
             if meant not in names:
                 hint = did_you_mean(word, names, f"known are {', '.join(names)}")
             raise UsageError(f"ropext.{name}: unknown option {word!r}; {hint}")
 
 
-def _check(
+def _check_arguments(
     name: str, shown: Signature, args: Sequence[object], given: Mapping[str, object]
 ) -> None:
     """Refuse a call that does not fit the signature of a public function, and an argument of

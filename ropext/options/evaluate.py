@@ -51,7 +51,7 @@ FAMILIES = [task.name for task in TASKS if not task.ruler]
 IN_TOKEN_IDS = [task.name for task in TASKS if not task.in_words]
 
 
-def _tasks(value: object, check: Callable[[object], object]) -> tuple[str, ...]:
+def _task_names(value: object, check: Callable[[object], object]) -> tuple[str, ...]:
     """Read the option --tasks: names of tasks, files of questions, and from Python functions."""
     words = value
     if isinstance(value, str) and not isinstance(value, OwnTask):
@@ -71,7 +71,7 @@ def _tasks(value: object, check: Callable[[object], object]) -> tuple[str, ...]:
     return all_named(given)
 
 
-TaskNames = Annotated[tuple[str, ...], WrapValidator(_tasks), listed("string"), Role.TASKS]
+TaskNames = Annotated[tuple[str, ...], WrapValidator(_task_names), listed("string"), Role.TASKS]
 TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harness
 
 
@@ -334,7 +334,7 @@ class Evaluate(SelfExtend, Measuring):
         return tuple(stored_cache(name) for name in self.kv)
 
     @model_validator(mode="after")
-    def _chat(self) -> Self:
+    def _check_chat(self) -> Self:
         """Refuse --chat without tasks in words, and --chat-args without --chat."""
         if self.template_args and not self.chat:
             raise UsageError("--chat-args are for the chat template that --chat asks tasks through")
@@ -349,7 +349,7 @@ class Evaluate(SelfExtend, Measuring):
         return self
 
     @model_validator(mode="after")
-    def _measuring(self) -> Self:
+    def _check_measurements(self) -> Self:
         """Refuse options of `eval` that measure nothing, and --lengths or --depths out of range."""
         if self.lengths and self.lengths[-1] > LONGEST_TARGET:
             raise UsageError(
@@ -379,7 +379,7 @@ class Evaluate(SelfExtend, Measuring):
         return self
 
     @model_validator(mode="after")
-    def _models(self) -> Self:
+    def _check_models(self) -> Self:
         """Refuse options of `eval` that do not say how far --method extends, or that contradict."""
         for method in self.method:
             scaling.check_known(method)

@@ -39,7 +39,7 @@ LARGEST_FACTOR = 4096.0
 AUTO = "auto"
 
 
-def _loaders(value: object) -> object:
+def _loader_names(value: object) -> object:
     """Read the option --for, and check the names of the engines in it."""
     from ropext.families import loaders  # late: no --help needs the table
 
@@ -53,7 +53,7 @@ def _loaders(value: object) -> object:
     return tuple(value)
 
 
-Loaders = Annotated[tuple[str, ...], BeforeValidator(_loaders), listed("string")]
+Loaders = Annotated[tuple[str, ...], BeforeValidator(_loader_names), listed("string")]
 
 
 class Reach(Options):
@@ -107,7 +107,7 @@ class Reach(Options):
     )
 
     @model_validator(mode="after")
-    def _reach(self) -> Self:
+    def _check_reach(self) -> Self:
         """Refuse --factor and --target together."""
         if self.factor is not None and self.target is not None:
             raise UsageError(
@@ -156,7 +156,7 @@ class _Extension(Reach):
     )
 
     @model_validator(mode="after")
-    def _method(self) -> Self:
+    def _check_method(self) -> Self:
         """Refuse an unknown --method, and options that contradict it or --length-only."""
         if self.length_only:
             refused = "--length-only changes no spectrum;"
@@ -179,7 +179,7 @@ class _Extension(Reach):
         return self.attention_factor
 
 
-def _owners() -> dict[str, list[scaling.Method]]:
+def _methods_by_knob() -> dict[str, list[scaling.Method]]:
     """Return, for each knob (an option of some methods), the methods that have it."""
     owners = dict[str, list[scaling.Method]]()
     for method in scaling.METHODS.values():
@@ -188,7 +188,7 @@ def _owners() -> dict[str, list[scaling.Method]]:
     return owners
 
 
-OWNERS = _owners()
+OWNERS = _methods_by_knob()
 KNOBS = tuple(OWNERS)
 
 
@@ -260,7 +260,7 @@ class Extend(Extension):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _refuse_auto(self) -> Self:
         """Refuse `--method auto` for a command that extends by one method."""
         if self.method == AUTO:
             raise UsageError(
@@ -305,7 +305,7 @@ def resolve_target(options: Extend, context: int) -> int:
         # The tolerance keeps 1.1 * 1000 = 1100.0000000000002 from becoming 1101.
         target = math.ceil(context * factor * (1 - 1e-12))
     else:
-        raise _no_target(options, context)
+        raise _no_target_error(options, context)
     if target > LONGEST_TARGET or target / context > LARGEST_FACTOR:
         raise UsageError(
             f"a target of {target} tokens is out of range: at most {LARGEST_FACTOR:g} times the "
@@ -314,7 +314,7 @@ def resolve_target(options: Extend, context: int) -> int:
     return target
 
 
-def _no_target(options: Extend, context: int) -> UsageError:
+def _no_target_error(options: Extend, context: int) -> UsageError:
     """Return the error for an extension without --factor and --target."""
     advice = f"give --factor 4, or --target {4 * context} (the model's context is {context})"
     if options.context is not None:

@@ -138,7 +138,7 @@ def wanted(
 # A reader returns an unknown value unchanged, and then the type refuses it.
 
 
-def _number(value: object) -> object:
+def _yaml_number(value: object) -> object:
     """Read a number of an option as YAML writes it: 4, 1_000, 2e3."""
     if not isinstance(value, str) or len(value) > 400 or not _NUMBER.fullmatch(value):
         return value
@@ -151,7 +151,7 @@ def _number(value: object) -> object:
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d{1,3})?")
 
 
-def _words(value: object) -> object:
+def _word_list(value: object) -> object:
     """Read an option that takes a list, or one text with commas."""
     if isinstance(value, str):
         value = value.split(",")
@@ -161,11 +161,11 @@ def _words(value: object) -> object:
     return tuple(part for part in parts if part != "")
 
 
-def _numbers(value: object, info: ValidationInfo) -> object:
+def _number_list(value: object, info: ValidationInfo) -> object:
     """Read an option that takes a list of numbers, one number, or one text with commas."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
-    words = _words(value)
+    words = _word_list(value)
     if not isinstance(value, str) or not isinstance(words, tuple):
         return words
     name = flag(str(info.field_name))
@@ -179,40 +179,40 @@ def _numbers(value: object, info: ValidationInfo) -> object:
         ) from None
 
 
-def _lengths(value: object) -> object:
+def _length_list(value: object) -> object:
     """Read an option that takes an ascending list of lengths, such as 4k,8k."""
-    parts = _words(value)
+    parts = _word_list(value)
     if not isinstance(parts, tuple):
         return value
-    return parse_lengths(",".join(str(_number(part)) for part in parts))
+    return parse_lengths(",".join(str(_yaml_number(part)) for part in parts))
 
 
-def _length(value: object, info: ValidationInfo) -> object:
+def _length_option(value: object, info: ValidationInfo) -> object:
     """Read an option that takes a length, such as 4096 or 4k."""
     if info.context == YAML:
-        value = _number(value)
+        value = _yaml_number(value)
     if isinstance(value, str):
         return parse_length(value, flag(str(info.field_name)))
     return value
 
 
-def _whole(value: object, info: ValidationInfo) -> object:
+def _whole_number(value: object, info: ValidationInfo) -> object:
     """Read an option that takes a whole number; JSON of other programs may write it as 8192.0."""
     if info.context == YAML:
-        value = _number(value)
+        value = _yaml_number(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
 
 
-def _place(value: object) -> object:
+def _place_option(value: object) -> object:
     """Read an option that takes a place, which Python may give as a Path."""
     if isinstance(value, Path):
         return str(value)
     return value
 
 
-def _method(value: object) -> object:
+def _method_option(value: object) -> object:
     """Read the option --method, which Python may give as a function."""
     if not callable(value) or isinstance(value, type):
         return value
@@ -221,16 +221,16 @@ def _method(value: object) -> object:
     return given.name_of(value)
 
 
-def _methods(value: object) -> object:
+def _method_list(value: object) -> object:
     """Read an option that takes methods, each of which Python may give as a function."""
     if isinstance(value, list | tuple):
-        names = list(map(_method, value))
+        names = list(map(_method_option, value))
         for name in names:
             if names.count(name) > 1 and name not in value:
                 raise UsageError(f"two functions are called {name}; give each its own name")
         return names
     if callable(value):
-        return [_method(value)]
+        return [_method_option(value)]
     return value
 
 
@@ -252,19 +252,19 @@ def as_place(given: TextsOrPlace) -> str:
         return given
     if isinstance(given, PathLike):
         return str(given)
-    if not _has_rows(given):
+    if not _holds_documents(given):
         raise UsageError(f"documents are a place or their texts, not {class_name(given)}")
     texts = Texts("texts")
-    texts.rows = _rows_of(given)
+    texts.rows = _document_rows(given)
     return texts
 
 
-def _has_rows(given: object) -> bool:
+def _holds_documents(given: object) -> bool:
     """Return whether the value of an option holds documents itself."""
     return isinstance(given, Iterable) or hasattr(given, "to_pylist")
 
 
-def _rows_of(given: Any) -> Iterable[str | Mapping[str, Any]]:
+def _document_rows(given: Any) -> Iterable[str | Mapping[str, Any]]:
     """Return the documents in a table of another library, which Python may give for --data; a
     mapping is one row."""
     rows: Iterable[str | Mapping[str, Any]] = given
@@ -284,13 +284,13 @@ def _rows_of(given: Any) -> Iterable[str | Mapping[str, Any]]:
     return rows
 
 
-def _documents(value: Any, check: Callable[[object], str], info: ValidationInfo) -> str:
+def _documents_option(value: Any, check: Callable[[object], str], info: ValidationInfo) -> str:
     """Read an option that takes documents: their place, or outside of recipes the documents
     themselves."""
     if info.context == YAML:
         return check(value)
     is_text = isinstance(value, str | bytes) and not isinstance(value, Texts)
-    if is_text or not (isinstance(value, PathLike) or _has_rows(value)):
+    if is_text or not (isinstance(value, PathLike) or _holds_documents(value)):
         return check(value)
     return as_place(value)
 
@@ -303,35 +303,35 @@ def listed(item: str, or_item: str | None = None) -> WithJsonSchema:
     return WithJsonSchema({"type": ["array", *kinds, "string"], "items": {"type": kinds}})
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_whole_number)]
 Count = Annotated[Whole, Field(ge=1, le=LARGEST)]
 CountOrNone = Annotated[Whole, Field(ge=0, le=LARGEST)]
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
 Length = Annotated[
     Whole,
-    BeforeValidator(_length),
+    BeforeValidator(_length_option),
     WithJsonSchema({"type": ["integer", "string"]}),  # 4096 or 4k
     Role.TOKENS,
 ]
 Tokens = Annotated[Length, Field(ge=1, le=LONGEST_TARGET)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
-Place = Annotated[str, BeforeValidator(_place)]
+Place = Annotated[str, BeforeValidator(_place_option)]
 # Kinds of place, each with its role.
 DocumentsPlace = Annotated[Place, Role.DOCUMENTS]
 ModelPlace = Annotated[Place, Role.MODEL]
 LocalPath = Annotated[Place, Role.PATH]
 OutputPlace = Annotated[Place, Role.OUTPUT]
-Documents = Annotated[str, WrapValidator(_documents), Role.DOCUMENTS]
-Words = Annotated[tuple[str, ...], BeforeValidator(_words), listed("string")]
-MethodName = Annotated[str, BeforeValidator(_method), Role.METHOD]
-MethodNames = Annotated[Words, BeforeValidator(_methods), Role.METHOD]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers), listed("number")]
+Documents = Annotated[str, WrapValidator(_documents_option), Role.DOCUMENTS]
+Words = Annotated[tuple[str, ...], BeforeValidator(_word_list), listed("string")]
+MethodName = Annotated[str, BeforeValidator(_method_option), Role.METHOD]
+MethodNames = Annotated[Words, BeforeValidator(_method_list), Role.METHOD]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_number_list), listed("number")]
 # Divisors of pairs: infinity, also in transformers' spelling, is a pair that does not rotate.
 Divisor = Annotated[float, AllowInfNan(), BeforeValidator(untagged_float)]
-Divisors = Annotated[tuple[Divisor, ...], BeforeValidator(_numbers), listed("number")]
+Divisors = Annotated[tuple[Divisor, ...], BeforeValidator(_number_list), listed("number")]
 Lengths = Annotated[
-    tuple[int, ...], BeforeValidator(_lengths), listed("integer", "string"), Role.TOKENS
+    tuple[int, ...], BeforeValidator(_length_list), listed("integer", "string"), Role.TOKENS
 ]
 Link = Literal["copy", "hard", "symlink"]
 # Common names of the types of weights, and torch's names.
@@ -357,7 +357,7 @@ TRUSTED_KERNEL = re.compile(r"(?:paged\|)?kernels-community/[\w.-]+(?:@[\w.-]+)?
 ATTENTIONS = "eager, sdpa, flash_attention_2 ..."
 
 
-def _attention(name: str) -> str:
+def _trusted_attention(name: str) -> str:
     """Check the option --attn-implementation: refuse a kernel of a stranger on the hub."""
     if "/" in name and not TRUSTED_KERNEL.match(name):
         raise UsageError(
@@ -367,7 +367,7 @@ def _attention(name: str) -> str:
     return name
 
 
-Attention = Annotated[str, AfterValidator(_attention)]
+Attention = Annotated[str, AfterValidator(_trusted_attention)]
 
 
 class Options(BaseModel):
@@ -470,10 +470,10 @@ def wish(error: ErrorDetails) -> str:
     if kind in _BOUNDS:
         expected = _BOUNDS[kind]
         if context:  # the bound
-            expected += f" {_shown(next(iter(context.values())))}"
-        return f"must be {expected}, was {_shown(value)}"
+            expected += f" {_short_value(next(iter(context.values())))}"
+        return f"must be {expected}, was {_short_value(value)}"
     expected = _NAMED.get(kind.partition("_")[0], "a text")
-    return f"must be {expected}, was {_shown(repr(value))}"
+    return f"must be {expected}, was {_short_value(repr(value))}"
 
 
 def shown_default(value: object) -> str:
@@ -487,7 +487,7 @@ def shown_default(value: object) -> str:
     return f" [{value}]"
 
 
-def _shown(value: object) -> str:
+def _short_value(value: object) -> str:
     """Write a given value or a bound for the error about an option."""
     if isinstance(value, float):
         return f"{value:g}"

@@ -6,21 +6,21 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from ropext.base.errors import UsageError
-from ropext.options.cache import CACHE_NAMES, full_name
+from ropext.options.cache import CACHE_NAMES, full_cache_name
 from ropext.options.fields import Count, Neutral, Options, Panel, Words, wanted
 
 _MEMORY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(|[kmgt])(|i?b)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def _checked(text: str) -> str:
-    """Check the option --memory: an amount that `bytes_of` can read, of at least 1 MiB."""
-    if bytes_of(text) < _UNITS["m"]:
+def _memory_option(text: str) -> str:
+    """Check the option --memory: an amount that `memory_bytes` can read, of at least 1 MiB."""
+    if memory_bytes(text) < _UNITS["m"]:
         raise UsageError(f"--memory {text[:60]!r} is below 1 MiB; 12 gigabytes are 12G")
     return text
 
 
-def bytes_of(text: str) -> int:
+def memory_bytes(text: str) -> int:
     """Return the value of --memory in bytes: a unit of `12G` is a power of 1,024, as vendors of
     memory count."""
     match = _MEMORY.fullmatch(text.strip())
@@ -29,9 +29,9 @@ def bytes_of(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+def _known_caches(names: tuple[str, ...]) -> tuple[str, ...]:
     """Check `plan --kv`: return the full names of the types of cache, and refuse an unknown one."""
-    full = tuple(map(full_name, names))
+    full = tuple(map(full_cache_name, names))
     for name in full:
         if name not in CACHE_NAMES:
             known = ", ".join(CACHE_NAMES)
@@ -39,8 +39,8 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     return full
 
 
-CacheNames = Annotated[Words, AfterValidator(_known)]
-Memory = Annotated[str, AfterValidator(_checked)]
+CacheNames = Annotated[Words, AfterValidator(_known_caches)]
+Memory = Annotated[str, AfterValidator(_memory_option)]
 
 
 class MemoryOptions(Options):

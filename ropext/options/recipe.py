@@ -83,7 +83,7 @@ class ExtendSection(Writing, Choosing, Extension):
 
     @field_validator("method")
     @classmethod
-    def _names_no_code(cls, method: str | None) -> str | None:
+    def _refuse_function(cls, method: str | None) -> str | None:
         """Refuse a method that is a function: recipes come from strangers, and ropext would import
         it."""
         if method and scaling.is_function(method):
@@ -94,7 +94,7 @@ class ExtendSection(Writing, Choosing, Extension):
         return method
 
     @model_validator(mode="after")
-    def _auto(self) -> Self:
+    def _check_auto(self) -> Self:
         """Refuse options in a recipe's section extend that go with `method: auto` only, or not with
         it."""
         given = [name for name in Choosing.model_fields if getattr(self, name) is not None]
@@ -165,7 +165,7 @@ class RecipeSource:
         try:
             yield
         except RopextError as error:
-            raise type(error)(_about(self, section, error)) from None
+            raise type(error)(_section_message(self, section, error)) from None
 
 
 class Recipe(Options):
@@ -379,15 +379,15 @@ def parse(data: bytes | str, name: str, folder: Path = Path()) -> dict[Loc, Entr
     if not isinstance(top, yaml.MappingNode):
         raise InputError(f"{name} is no recipe: it has no keys such as model and extend")
     entries = dict[Loc, Entry]()
-    for key, where, node in _items(top, name):
+    for key, where, node in _yaml_items(top, name):
         is_section = isinstance(node, yaml.MappingNode) and key in SECTIONS
-        entries[key,] = Entry({} if is_section else _value(node, name), where, folder)
-        for inner, at, value in _items(node, name) if is_section else ():
-            entries[key, inner] = Entry(_value(value, name), at, folder)
+        entries[key,] = Entry({} if is_section else _yaml_value(node, name), where, folder)
+        for inner, at, value in _yaml_items(node, name) if is_section else ():
+            entries[key, inner] = Entry(_yaml_value(value, name), at, folder)
     return entries
 
 
-def _items(node: Any, name: str) -> Iterator[tuple[str, str, Any]]:
+def _yaml_items(node: Any, name: str) -> Iterator[tuple[str, str, Any]]:
     """Yield each key of a mapping in a recipe with its line and its value."""
     lines = dict[str, int]()
     for key, value in node.value:
@@ -401,13 +401,13 @@ def _items(node: Any, name: str) -> Iterator[tuple[str, str, Any]]:
         yield key.value, f"{name}, line {line}", value
 
 
-def _value(node: Any, name: str) -> Any:
+def _yaml_value(node: Any, name: str) -> Any:
     """Return a value in a recipe as a text, a list, or keys with their values; None if it was left
     empty."""
     if isinstance(node, yaml.MappingNode):
-        return {key: _value(value, name) for key, _, value in _items(node, name)}
+        return {key: _yaml_value(value, name) for key, _, value in _yaml_items(node, name)}
     if isinstance(node, yaml.SequenceNode):
-        return [_value(item, name) for item in node.value]
+        return [_yaml_value(item, name) for item in node.value]
     return None if node.style is None and node.value in _NULL else node.value
 
 
@@ -468,16 +468,16 @@ def make(source: RecipeSource, words: Sequence[str] = ()) -> Recipe:
     source = replace(source, entries=entries)
     try:
         recipe = Recipe.model_validate(
-            _tree(source), strict=False, by_alias=True, by_name=False, context=YAML
+            _section_values(source), strict=False, by_alias=True, by_name=False, context=YAML
         )
     except ValidationError as error:
-        raise _complaint(source, error) from None
+        raise _recipe_error(source, error) from None
     recipe._source = source
     recipe.check()
     return recipe
 
 
-def _tree(source: RecipeSource) -> dict[str, Any]:
+def _section_values(source: RecipeSource) -> dict[str, Any]:
     """Return the values of a recipe in their sections, with places as seen from here. A value of
     None was not given."""
     tree = dict[str, Any]()
@@ -485,7 +485,7 @@ def _tree(source: RecipeSource) -> dict[str, Any]:
         section = tree.setdefault(loc[0], {}) if loc[1:] else tree
         is_unknown = loc[-1] not in keys_of("".join(loc[:-1]))
         if isinstance(section, dict) and (is_unknown or entry.value is not None):
-            section[loc[-1]] = _placed(loc, entry)
+            section[loc[-1]] = _placed_value(loc, entry)
     for name in (FIT, FINETUNE, EVALUATE):
         if "seed" in tree and isinstance(tree.get(name), dict):
             tree[name].setdefault("seed", tree["seed"])
@@ -500,26 +500,26 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET = re.compile(r"(.*_)?(token|(api)?key|secret|password|passwd)", re.IGNORECASE)
 
 
-def _placed(loc: Loc, entry: Entry) -> Any:
+def _placed_value(loc: Loc, entry: Entry) -> Any:
     """Return a value of a recipe; if it is a place, as seen from here. Hub ids, `ropext://` names
     and absolute paths stay as they are; a relative path counts from the recipe's folder."""
     value = entry.value
     if role_at(loc) is Role.TASKS and isinstance(value, str):
         value = value.split(",")
     if role_at(loc) is Role.TASKS and isinstance(value, list):
-        placed = partial(_place, loc, entry)
+        placed = partial(_recipe_place, loc, entry)
         return [with_place(w.strip(), placed) if isinstance(w, str) else w for w in value]
     if role_at(loc) not in PLACE_ROLES or not isinstance(value, str):
         return dict(value) if isinstance(value, dict) else value
-    return _place(loc, entry, value)
+    return _recipe_place(loc, entry, value)
 
 
-def _place(loc: Loc, entry: Entry, value: str) -> str:
+def _recipe_place(loc: Loc, entry: Entry, value: str) -> str:
     """Return a place that a recipe names as seen from here."""
     if not value.strip():
         dotted = ".".join(loc)
         raise InputError(f"{entry.where}: {dotted} is empty; name a place, or leave the key out")
-    text = _VARIABLE.sub(lambda match: _variable(match[1], entry.where), value)
+    text = _VARIABLE.sub(lambda match: _environment_variable(match[1], entry.where), value)
     if "$" in text:
         raise InputError(
             f"{entry.where}: {value!r} holds a $ that names no variable; write ${{NAME}}"
@@ -533,7 +533,7 @@ def _place(loc: Loc, entry: Entry, value: str) -> str:
     return text
 
 
-def _variable(name: str, where: str) -> str:
+def _environment_variable(name: str, where: str) -> str:
     """Return the environment variable that a recipe names as `${NAME}`; refuse a secret."""
     if _SECRET.fullmatch(name):
         raise InputError(
@@ -547,7 +547,7 @@ def _variable(name: str, where: str) -> str:
 # Errors.
 
 
-def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
+def _recipe_error(source: RecipeSource, error: ValidationError) -> UsageError:
     """Return the first mistake in a recipe as an error. Unknown keys come first, since a misspelt
     key is why another is missing."""
     rank = {"extra_forbidden": 0, "missing": 2}
@@ -563,20 +563,20 @@ def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
         case "missing":
             said = f"{source.where(loc[:1])}: {loc[0]} needs {loc[1]}"
         case "extra_forbidden":
-            said = f"{where}: {_unknown(loc)}"
+            said = f"{where}: {_unknown_key_message(loc)}"
         case "model_type":
             said = f"{where}: {dotted} is a section, with keys such as "
             said += f"{next(iter(keys_of(dotted)))} below it"
         case "value_error" if loc[1:]:
             said = f"{where} ({dotted}): {first['ctx']['error']}"
         case "value_error":
-            said = _about(source, dotted, first["ctx"]["error"])
+            said = _section_message(source, dotted, first["ctx"]["error"])
         case _:
             said = f"{where}: {dotted} {wish(first)}"
     return UsageError(said)
 
 
-def _about(source: RecipeSource, section: str, error: Exception) -> str:
+def _section_message(source: RecipeSource, section: str, error: Exception) -> str:
     """Return the message of an error in a recipe's section, with its place and the command line's
     words for it."""
     words = [
@@ -587,7 +587,7 @@ def _about(source: RecipeSource, section: str, error: Exception) -> str:
     return f"{source.where((section,))} ({', with '.join([section, *words])}): {error}"
 
 
-def _unknown(loc: Loc) -> str:
+def _unknown_key_message(loc: Loc) -> str:
     """Say that a recipe has an unknown key, and name its nearest neighbours."""
     section = loc[0] if len(loc) > 1 else ""
     key = loc[-1]

@@ -161,7 +161,7 @@ class TrainingOptions(Options):
         return self.seed if self.data_seed is None else self.data_seed
 
     @model_validator(mode="after")
-    def _strategy(self) -> Self:
+    def _check_strategy(self) -> Self:
         """Refuse --window and --packing with a --strategy that has no use for them."""
         if self.window is not None and self.strategy != "pose":
             raise UsageError("--window is for --strategy pose; full rows have the target's length")
@@ -267,7 +267,7 @@ class Finetune(TrainingOptions):
     )
 
     @model_validator(mode="after")
-    def _control(self) -> Self:
+    def _check_control(self) -> Self:
         """Refuse --control with --slim, which writes no adapter."""
         if self.slim and self.control:
             raise UsageError(
@@ -277,7 +277,7 @@ class Finetune(TrainingOptions):
         return self
 
     @model_validator(mode="after")
-    def _length(self) -> Self:
+    def _check_epochs(self) -> Self:
         """Refuse --epochs and --steps together."""
         if self.epochs is not None and self.steps is not None:
             raise UsageError("--epochs and --steps both say how long to train; give one of them")

@@ -6,7 +6,7 @@ import pytest
 from gguf_files import making
 
 from ropext.files.inspecting.memory import memory_fit
-from ropext.options.memory import CACHE_NAMES, MemoryOptions, bytes_of
+from ropext.options.memory import CACHE_NAMES, MemoryOptions, memory_bytes
 from ropext.planning.memory import CACHE_TYPES
 
 LLAMA = {
@@ -177,7 +177,7 @@ def test_the_answer_comes_first(tmp_path, ropext):
     [("12G", 12 << 30), ("1.5GiB", 3 << 29), ("8000MB", 8000 << 20), ("1t", 1 << 40)],
 )
 def test_an_amount_of_memory(text, wanted):
-    assert bytes_of(text) == wanted
+    assert memory_bytes(text) == wanted
 
 
 @pytest.mark.parametrize(

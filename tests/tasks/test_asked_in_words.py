@@ -272,7 +272,7 @@ KNOWN = tuple(
 
 
 def test_each_passage_of_the_user_occurs_at_most_once_in_an_item():
-    task = passages.over(find_task("passages"), KNOWN)
+    task = passages.over_passages(find_task("passages"), KNOWN)
     items = task.build(Asking(Characters()), None, length=4000, depths=DEPTHS * 2, index=0, seed=0)
     text = "".join(map(chr, items[0].prompt))
     assert max(text.count(f"Of {k}:") for k in range(30)) == 1
@@ -283,7 +283,7 @@ def test_each_passage_of_the_user_occurs_at_most_once_in_an_item():
 
 def test_an_item_asks_one_question_of_a_passage():
     twice = KNOWN + tuple(replace(own, question=f"{own.question} Say it.") for own in KNOWN)
-    task = passages.over(find_task("passages"), twice)
+    task = passages.over_passages(find_task("passages"), twice)
     for index in range(3):
         items = task.build(
             Asking(Characters()), None, length=4000, depths=DEPTHS * 2, index=index, seed=0
@@ -295,9 +295,9 @@ def test_an_item_asks_one_question_of_a_passage():
 
 def test_too_few_questions_of_the_user_are_refused():
     with pytest.raises(UsageError, match="asks about 9 passages"):
-        passages.over(find_task("passages"), KNOWN[:9])
+        passages.over_passages(find_task("passages"), KNOWN[:9])
     with pytest.raises(UsageError, match="1 passages; the task qa_1 needs 1 and more passages"):
-        passages.over(find_task("qa_1"), KNOWN[:1])
+        passages.over_passages(find_task("qa_1"), KNOWN[:1])
     with pytest.raises(UsageError, match="asks about 0 pairs"):
-        passages.over(find_task("qa_2"), KNOWN)
-    assert passages.over(find_task("vt"), KNOWN) is find_task("vt")
+        passages.over_passages(find_task("qa_2"), KNOWN)
+    assert passages.over_passages(find_task("vt"), KNOWN) is find_task("vt")

@@ -5,7 +5,7 @@ from pathlib import Path
 from ropext.base.errors import UsageError
 from ropext.files.inspecting.model import naming_config, open_model
 from ropext.files.schemes import read_positions
-from ropext.options.memory import MemoryOptions, bytes_of
+from ropext.options.memory import MemoryOptions, memory_bytes
 from ropext.planning.memory import MemoryFit, fit_memory
 
 
@@ -24,7 +24,7 @@ def memory_fit(
     return fit_memory(
         snapshot.carries(read),
         length or read.context,
-        bytes_of(options.memory),
+        memory_bytes(options.memory),
         snapshot.weight_bytes,
         options.kv,
         options.parallel,

@@ -123,7 +123,7 @@ class TaskWording:
         items = list[Item]()
         for question in self.questions_that_fit(count, wanted):
             rendered = encoder.render(question.prompt, question.opening)
-            prompt, answer = self._encoded(encoder, rendered, question)
+            prompt, answer = self._encoded_question(encoder, rendered, question)
             item = Item(
                 task=self.name,
                 length=wanted.length,
@@ -164,7 +164,7 @@ class TaskWording:
             indices = range(wanted.index, wanted.index + SURELY)
             most = max(needed(self.least, index) for index in indices)
             room_for_filler(self.name, wanted.length, most)
-        units = self._most_that_fits(lambda units: needed(units, wanted.index), wanted.length)
+        units = self._most_units(lambda units: needed(units, wanted.index), wanted.length)
         return draw(units, wanted.index)
 
     def _answer_room(self, encoder: PromptEncoder, question: TextQuestion) -> int:
@@ -172,7 +172,7 @@ class TaskWording:
         size if a tokenizer needs more for it."""
         return max(self.room, len(encoder.encode(" " + question.written)))
 
-    def _encoded(
+    def _encoded_question(
         self, encoder: PromptEncoder, prompt: str, question: TextQuestion
     ) -> tuple[Tokens, Tokens]:
         """Encode prompt and answer of a retrieval question together, and split them at the place at
@@ -188,7 +188,7 @@ class TaskWording:
             )
         return whole[:cut], whole[cut:]
 
-    def _most_that_fits(self, needed: Callable[[int], int], budget: int) -> int:
+    def _most_units(self, needed: Callable[[int], int], budget: int) -> int:
         """Return the largest number of units of context (sentences, words, lines, passages) of a
         retrieval task that fits; their size grows almost evenly."""
         low = self.least

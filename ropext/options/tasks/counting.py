@@ -31,7 +31,7 @@ LEAST_CODED = 73  # from here on the counts of the third and the fourth word dif
 
 
 @functools.cache
-def vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
+def list_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the words for the lists of the task `cwe`: all words of the bundled book, and for the
     longest lists nouns put together."""
     book = set(re.findall(r"[a-z]{3,}", " ".join(sentences()).lower()))
@@ -43,20 +43,20 @@ def vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(sorted(book)), tuple(pairs)
 
 
-def common(request: TextRequest) -> list[TextQuestion]:
+def common_words_question(request: TextRequest) -> list[TextQuestion]:
     """Ask for the ten common words of one list (task `cwe`), behind a short list with its
     answer."""
-    example = _list(TEN, 3, 1, request.rng)
+    example = _list_question(TEN, 3, 1, request.rng)
     if request.length >= LONG:
-        asked = _list(request.units, OFTEN, SELDOM, request.rng)
+        asked = _list_question(request.units, OFTEN, SELDOM, request.rng)
     else:
-        asked = _list(request.units, OFTEN // 5, 1, request.rng)
+        asked = _list_question(request.units, OFTEN // 5, 1, request.rng)
     return [asked.after(example)]
 
 
-def _list(others: int, often: int, seldom: int, rng: random.Random) -> TextQuestion:
+def _list_question(others: int, often: int, seldom: int, rng: random.Random) -> TextQuestion:
     """Return the question of the task `cwe` about one numbered list of words."""
-    book, pairs = vocabulary()
+    book, pairs = list_words()
     count = others + TEN
     missing = max(0, count - len(book))
     drawn = rng.sample(book + pairs[:missing], count)
@@ -66,20 +66,20 @@ def _list(others: int, often: int, seldom: int, rng: random.Random) -> TextQuest
     return TextQuestion(
         instruction="Some words of the numbered list below stand in it more often than the "
         "others.\n\n",
-        text=f"{_numbered(words)}\n\n",
+        text=f"{_numbered_words(words)}\n\n",
         question="Which ten words of the list above are the most common?",
         opening="The ten most common words of the list are:",
         references=tuple(wanted),
-        answer=_numbered(wanted),
+        answer=_numbered_words(wanted),
     )
 
 
-def _numbered(words: list[str]) -> str:
+def _numbered_words(words: list[str]) -> str:
     """Return words as the task `cwe` lists them: `1. apple 2. tree`."""
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
-def frequent(request: TextRequest) -> list[TextQuestion]:
+def frequent_words_question(request: TextRequest) -> list[TextQuestion]:
     """Ask for the most frequent words of one coded text (task `fwe`), whose most frequent sign is
     noise and no word."""
     words = list[str]()
@@ -102,8 +102,8 @@ def frequent(request: TextRequest) -> list[TextQuestion]:
     return [asked]
 
 
-CWE = TaskWording("cwe", common, room=120, least=TEN, most=20_000)
-FWE = TaskWording("fwe", frequent, room=50, least=LEAST_CODED)
+CWE = TaskWording("cwe", common_words_question, room=120, least=TEN, most=20_000)
+FWE = TaskWording("fwe", frequent_words_question, room=50, least=LEAST_CODED)
 TASKS = (
     worded_task(
         CWE,

@@ -187,13 +187,13 @@ class Task:
     ) -> list[Item]:
         """Build one retrieval item for each depth."""
         if not depths:
-            raise self._bad_depth("no depth")
+            raise self._depth_error("no depth")
         for depth in depths:
             if not 0.0 <= depth <= 1.0:
-                raise self._bad_depth(str(depth))
+                raise self._depth_error(str(depth))
         return self.maker(encoder, haystack, ItemRequest(length, tuple(depths), index, seed))
 
-    def _bad_depth(self, given: str) -> UsageError:
+    def _depth_error(self, given: str) -> UsageError:
         """Return the error for a depth of needles (--depths) outside of 0 to 1."""
         return UsageError(
             f"the task {self.name} places needles at depths between 0 (start) and 1 (end);"

@@ -40,19 +40,19 @@ class Needles:
     def __call__(self, request: TextRequest) -> list[TextQuestion]:
         """Write one haystack of RULER's needles, and a question about each key or about several
         keys together."""
-        keys = self._keys(request)
+        keys = self._needle_keys(request)
         values = dict[str, list[str]]()
         statements = list[str]()
         for key in keys:
-            values[key] = [self._value(request.rng) for _ in range(self.values)]
+            values[key] = [self._needle_value(request.rng) for _ in range(self.values)]
             for value in values[key]:
                 statements.append(f"The secret {self.value} of {key} is {value}.")
-        text = self._text(request, statements)
+        text = self._haystack_text(request, statements)
         if self._in_one_question:
-            return [self._about_several(text, keys[: self.asked], values)]
+            return [self._question_of_several_keys(text, keys[: self.asked], values)]
         questions = list[TextQuestion]()
         for key, depth in zip(keys[: self.keys], request.depths, strict=False):
-            questions.append(self._about_one(text, key, values[key], depth))
+            questions.append(self._question_of_one_key(text, key, values[key], depth))
         return questions
 
     @property
@@ -68,7 +68,9 @@ class Needles:
             "about them follows.\n\n"
         )
 
-    def _about_one(self, text: str, key: str, values: list[str], depth: float) -> TextQuestion:
+    def _question_of_one_key(
+        self, text: str, key: str, values: list[str], depth: float
+    ) -> TextQuestion:
         """Return the question about the values of one key in a haystack."""
         return TextQuestion(
             instruction=self._instruction,
@@ -79,7 +81,7 @@ class Needles:
             depth=depth,
         )
 
-    def _about_several(
+    def _question_of_several_keys(
         self, text: str, keys: list[str], values: dict[str, list[str]]
     ) -> TextQuestion:
         """Return the question about all values of several keys in a haystack."""
@@ -97,7 +99,7 @@ class Needles:
             references=tuple(references),
         )
 
-    def _text(self, request: TextRequest, statements: list[str]) -> str:
+    def _haystack_text(self, request: TextRequest, statements: list[str]) -> str:
         """Write the haystack around the needles, which are the first of the statements."""
         count = self.keys * self.values
         needles = statements[:count]
@@ -106,11 +108,11 @@ class Needles:
             places += request.depths
         while len(places) < count:
             places.append(request.rng.random())
-        filler = self._filler(request, statements[count:])
+        filler = self._haystack_sentences(request, statements[count:])
         separator = " " if self.around == "book" else "\n"
         return f"{separator.join(planted(filler, needles, places))}\n\n"
 
-    def _keys(self, request: TextRequest) -> list[str]:
+    def _needle_keys(self, request: TextRequest) -> list[str]:
         """Draw different keys for needles: the keys of the questions, and among other needles one
         for each unit."""
         count = self.keys
@@ -126,13 +128,13 @@ class Needles:
             keys[key] = None
         return list(keys)
 
-    def _value(self, rng: random.Random) -> str:
+    def _needle_value(self, rng: random.Random) -> str:
         """Draw the secret number or UUID of a needle."""
         if self.value == "UUID":
             return _uuid(rng)
         return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))
 
-    def _filler(self, request: TextRequest, others: list[str]) -> list[str]:
+    def _haystack_sentences(self, request: TextRequest, others: list[str]) -> list[str]:
         """Return the haystack of needles: noise, the other statements, or the book from a random
         sentence on."""
         if self.around == "noise":
@@ -147,7 +149,9 @@ def _uuid(rng: random.Random) -> str:
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
-def _task(name: str, summary: str, details: str, needles: Needles, per_haystack: int = 1) -> Task:
+def _needles_task(
+    name: str, summary: str, details: str, needles: Needles, per_haystack: int = 1
+) -> Task:
     """Return the entry in the list of retrieval tasks for one of RULER's eight with needles."""
     maker = TaskWording(f"niah_{name}", needles, ROOM)
     return worded_task(maker, summary, details, per_haystack=per_haystack)
@@ -156,27 +160,31 @@ def _task(name: str, summary: str, details: str, needles: Needles, per_haystack:
 # If a haystack holds several keys, it has as many questions, one for each.
 AMONG_UUIDS = Needles("needles", "UUID", by_uuid=True, keys=10)
 TASKS = (
-    _task(
+    _needles_task(
         "single_1",
         "one number in noise",
         "RULER, Hsieh et al. 2024, as all up to `qa_2`",
         Needles("noise"),
     ),
-    _task("single_2", "one number in a book", "Alice's Adventures in Wonderland", Needles()),
-    _task("single_3", "one UUID in a book", "the same book", Needles(value="UUID")),
-    _task("multikey_1", "four keys in a book", "asked for one by one", Needles(keys=4), 4),
-    _task(
+    _needles_task(
+        "single_2", "one number in a book", "Alice's Adventures in Wonderland", Needles()
+    ),
+    _needles_task("single_3", "one UUID in a book", "the same book", Needles(value="UUID")),
+    _needles_task("multikey_1", "four keys in a book", "asked for one by one", Needles(keys=4), 4),
+    _needles_task(
         "multikey_2",
         "a key among lines like its own",
         "nothing but needles",
         Needles("needles", keys=10),
         10,
     ),
-    _task("multikey_3", "a UUID among lines of them", "nothing but needles", AMONG_UUIDS, 10),
-    _task(
+    _needles_task(
+        "multikey_3", "a UUID among lines of them", "nothing but needles", AMONG_UUIDS, 10
+    ),
+    _needles_task(
         "multivalue", "four values of one key in a book", "all are to be named", Needles(values=4)
     ),
-    _task(
+    _needles_task(
         "multiquery",
         "four keys at once in a book",
         "all their values are to be named",

@@ -60,43 +60,43 @@ def own_task(word: object, bundled: Collection[str]) -> object:
     if isinstance(word, OwnTask):
         return word
     if callable(word):
-        name = _clean(_name_of(word))
-        return OwnTask(_checked(name, f"the function {name}", bundled), word)
+        name = _clean_task_name(_function_name(word))
+        return OwnTask(_checked_task_name(name, f"the function {name}", bundled), word)
     if isinstance(word, Path):
         word = str(word)
-    if not isinstance(word, str) or not _is_file(word):
+    if not isinstance(word, str) or not _is_question_file(word):
         return word
-    name, place = _split(word)
+    name, place = _name_and_file(word)
     if not name:
-        name = _clean(Path(place).stem)
+        name = _clean_task_name(Path(place).stem)
     path = str(from_home(place))
-    return OwnTask(_checked(name, path, bundled), path)
+    return OwnTask(_checked_task_name(name, path, bundled), path)
 
 
 def with_place(word: str, placed: Callable[[str], str]) -> str:
     """Return a word of --tasks with its file's path as `placed` gives it; a name as it is."""
-    if not _is_file(word):
+    if not _is_question_file(word):
         return word
-    name, place = _split(word)
+    name, place = _name_and_file(word)
     if name:
         return f"{name}={placed(place)}"
     return placed(place)
 
 
-def _is_file(word: str) -> bool:
+def _is_question_file(word: str) -> bool:
     """Return whether a word of --tasks names a file of own questions."""
     return word.lower().endswith(SUFFIX) or "/" in word or "\\" in word
 
 
-def _split(word: str) -> tuple[str, str]:
+def _name_and_file(word: str) -> tuple[str, str]:
     """Return name and path of NAME=FILE in --tasks; the name is empty if only the path is given."""
     name, equals, place = word.partition("=")
-    if equals and name == _clean(name):
+    if equals and name == _clean_task_name(name):
         return name, place
     return "", word
 
 
-def _clean(name: str) -> str:
+def _clean_task_name(name: str) -> str:
     """Return a name that a task of own questions can have in metrics and gates: letters, digits,
     hyphens and underscores."""
     clean = re.sub(r"[^\w-]", "_", name)[:LONGEST_NAME]
@@ -105,14 +105,14 @@ def _clean(name: str) -> str:
     return f"_{clean}"
 
 
-def _name_of(function: Any) -> str:
+def _function_name(function: Any) -> str:
     """Return the name of a Python function of own questions."""
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
 
 
-def _checked(name: str, source: str, bundled: Collection[str]) -> str:
+def _checked_task_name(name: str, source: str, bundled: Collection[str]) -> str:
     """Return the name of a task of own questions; raise UsageError if another number has this
     name."""
     if name in bundled:
@@ -188,11 +188,11 @@ def read_questions(
         if not path.is_file():
             raise InputError(f"--tasks {path} is no file")
         rows = ((where, row, None) for where, row in json_lines(path))
-        _collect(rows, str(path), found)
+        _collect_questions(rows, str(path), found)
     else:
         for length in lengths:
-            made = _made(task, task.source, (context, length, seed))
-            _collect(_rows_of(task, made, length), f"the function {task}", found)
+            made = _returned_by_function(task, task.source, (context, length, seed))
+            _collect_questions(_rows_of_function(task, made, length), f"the function {task}", found)
     if not found:
         raise InputError(f"--tasks {task.source_name} has no question")
     return tuple(found)
@@ -201,12 +201,12 @@ def read_questions(
 Row = tuple[str, Mapping[str, Any], int | None]  # its place, its fields, and the length asked for
 
 
-def _collect(rows: Iterable[Row], source: str, found: list[OwnQuestion]) -> None:
+def _collect_questions(rows: Iterable[Row], source: str, found: list[OwnQuestion]) -> None:
     """Add the own questions of rows, each checked; raise if one occurs twice, or if there are too
     many."""
     seen = {(question.text, question.prefix): question.where for question in found}
     for where, row, length in rows:
-        question = _question(where, row, length)
+        question = _question_of_row(where, row, length)
         if len(found) >= MOST_QUESTIONS:
             raise InputError(f"{source} has more than {MOST_QUESTIONS:,} questions; split it")
         prompt = question.text, question.prefix
@@ -216,33 +216,37 @@ def _collect(rows: Iterable[Row], source: str, found: list[OwnQuestion]) -> None
         found.append(question)
 
 
-def _question(where: str, row: Mapping[str, Any], length: int | None) -> OwnQuestion:
+def _question_of_row(where: str, row: Mapping[str, Any], length: int | None) -> OwnQuestion:
     """Return the own question of one row; `length` is the length that a function made it for, if
     any."""
     for field in ("input", "outputs"):
         if field not in row:
             there = ", ".join(map(str, list(row)[:8])) or "no field"
             raise InputError(f"{where} has no {field!r}: a question has {FIELDS}; found {there}")
-    text = _text(where, "input", row["input"])
+    text = _text_of_row(where, "input", row["input"])
     outputs = row["outputs"]
     if not isinstance(outputs, list | tuple) or not outputs:
-        raise InputError(f"{where}: 'outputs' is {_shown(outputs)}; expected a list of texts")
-    texts = tuple(_text(where, "outputs", output) for output in outputs)
+        raise InputError(f"{where}: 'outputs' is {_short_value(outputs)}; expected a list of texts")
+    texts = tuple(_text_of_row(where, "outputs", output) for output in outputs)
     prefix = ""
     if row.get("answer_prefix"):
-        prefix = _text(where, "answer_prefix", row["answer_prefix"])
+        prefix = _text_of_row(where, "answer_prefix", row["answer_prefix"])
     stated = row.get("length")
     if stated is not None and (type(stated) is not int or stated < 1):
-        raise InputError(f"{where}: 'length' is {_shown(stated)}; expected a number of tokens")
+        raise InputError(
+            f"{where}: 'length' is {_short_value(stated)}; expected a number of tokens"
+        )
     if length is not None:
         return OwnQuestion(text, texts, prefix, length, where, is_made_for=True)
     return OwnQuestion(text, texts, prefix, stated, where)
 
 
-def _text(where: str, field: str, value: object) -> str:
+def _text_of_row(where: str, field: str, value: object) -> str:
     """Return a text in a row of own questions; raise if it is empty or no text."""
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{where}: {field!r} holds {_shown(value)}; expected a text, not empty")
+        raise InputError(
+            f"{where}: {field!r} holds {_short_value(value)}; expected a text, not empty"
+        )
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -252,12 +256,14 @@ def _text(where: str, field: str, value: object) -> str:
     return value
 
 
-def _shown(value: object) -> str:
+def _short_value(value: object) -> str:
     """Return a short form of a value in a row of own questions, for an error."""
     return repr(value)[:60]
 
 
-def _made(task: OwnTask, function: Callable[..., Any], given: tuple[int, int, int]) -> object:
+def _returned_by_function(
+    task: OwnTask, function: Callable[..., Any], given: tuple[int, int, int]
+) -> object:
     """Return what the user's function of questions returns; turn its exception into one
     sentence."""
     try:
@@ -270,7 +276,7 @@ def _made(task: OwnTask, function: Callable[..., Any], given: tuple[int, int, in
         raise UsageError(f"tasks: {task}: {type(error).__name__}: {error}{where}") from error
 
 
-def _rows_of(task: OwnTask, made: object, length: int) -> Iterable[Row]:
+def _rows_of_function(task: OwnTask, made: object, length: int) -> Iterable[Row]:
     """Yield the rows of own questions that a function returned for a length."""
     if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
         raise UsageError(
@@ -336,7 +342,7 @@ def own_items(
     for index, question in zip(haystacks_of(questions), questions, strict=True):
         rendered = encoder.render(question.text, question.prefix, "")
         prompt = tuple(encoder.encode(rendered))
-        answer = _answer(question, encoder)
+        answer = _encoded_answer(question, encoder)
         size = question.size(before + len(prompt), len(answer))
         length = question.place(size, lengths)
         if length is None:
@@ -366,7 +372,7 @@ def own_items(
     return groups, [f"[left-out] {sentence}"]
 
 
-def _answer(question: OwnQuestion, encoder: PromptEncoder) -> tuple[int, ...]:
+def _encoded_answer(question: OwnQuestion, encoder: PromptEncoder) -> tuple[int, ...]:
     """Encode the right answer to an own question, as it follows the prompt."""
     written = question.asked.written
     space = "" if (question.text + question.prefix)[-1:].isspace() else " "

@@ -52,8 +52,8 @@ class PassageQuestions:
         """Write one text of passages, and ask a question of the task `qa_1` or `qa_2` for each
         depth."""
         rng = request.rng
-        drawn = self._drawn(rng)
-        invented = [invent(self.hops, rng) for _ in request.depths]
+        drawn = self._drawn_questions(rng)
+        invented = [invent_question(self.hops, rng) for _ in request.depths]
         questions = drawn[: len(request.depths)] if self.known else invented
         needed = list[str]()
         places = list[float]()
@@ -62,7 +62,7 @@ class PassageQuestions:
             needed += known.passages
             places.append(depth)
             places += (rng.random() for _ in known.passages[1:])
-        passages = planted(self._others(request.units, needed, rng), needed, places)
+        passages = planted(self._other_passages(request.units, needed, rng), needed, places)
         text = ""
         for number, passage in enumerate(passages, 1):
             text += f"Passage {number}:\n{passage}\n\n"
@@ -81,7 +81,7 @@ class PassageQuestions:
             asked.append(one)
         return asked
 
-    def _drawn(self, rng: random.Random) -> list[KnownAnswer]:
+    def _drawn_questions(self, rng: random.Random) -> list[KnownAnswer]:
         """Draw questions from the user's file of passages (--passages), one for each passage.
 
         A passage planted for two questions would have two depths.
@@ -92,7 +92,7 @@ class PassageQuestions:
             by_passages[known.passages] = known
         return list(by_passages.values())
 
-    def _others(self, count: int, needed: Sequence[str], rng: random.Random) -> list[str]:
+    def _other_passages(self, count: int, needed: Sequence[str], rng: random.Random) -> list[str]:
         """Draw passages that no question needs, to surround the passages with the answers."""
         if self.known:
             texts = dict[str, None]()
@@ -100,24 +100,24 @@ class PassageQuestions:
                 texts |= dict.fromkeys(known.passages)
             return rng.sample([text for text in texts if text not in needed], count)
         # A second passage about a person or a house in a question would contradict the first.
-        subjects = {_subject(text) for text in needed}
+        subjects = {_subject_of_passage(text) for text in needed}
         others = list[str]()
         while len(others) < count:
-            text = rng.choice(invent(2, rng).passages)
-            if _subject(text) not in subjects:
+            text = rng.choice(invent_question(2, rng).passages)
+            if _subject_of_passage(text) not in subjects:
                 others.append(text)
         return others
 
 
-def invent(hops: int, rng: random.Random) -> KnownAnswer:
+def invent_question(hops: int, rng: random.Random) -> KnownAnswer:
     """Invent a question and its passages about a person; with two hops only a house tells about
     whom."""
-    name = f"{rng.choice(FIRST_NAMES)} {_name(rng)}"
-    town = f"{_name(rng)}ton"
+    name = f"{rng.choice(FIRST_NAMES)} {_invented_name(rng)}"
+    town = f"{_invented_name(rng)}ton"
     trade = rng.choice(TRADES)
     thing = rng.choice(NOUNS)
     year = str(rng.randrange(1700, 1950))
-    house = f"{_name(rng)} House"
+    house = f"{_invented_name(rng)} House"
     person = (
         f"{name}, a {trade} by training, was born in {town}. In {year} {name} moved away and began "
         f"a collection of everything that has to do with the {thing}, which neighbours came to see."
@@ -139,12 +139,12 @@ def invent(hops: int, rng: random.Random) -> KnownAnswer:
     return KnownAnswer(question, (answer,), (person,))
 
 
-def _subject(text: str) -> str:
+def _subject_of_passage(text: str) -> str:
     """Return the person or house that an invented passage is about."""
     return " ".join(text.split(maxsplit=2)[:2]).rstrip(",")
 
 
-def _name(rng: random.Random) -> str:
+def _invented_name(rng: random.Random) -> str:
     """Draw the name of a person or house that no passage elsewhere has."""
     return "".join(rng.choices(SYLLABLES, k=3)).capitalize()
 
@@ -152,20 +152,24 @@ def _name(rng: random.Random) -> str:
 HOPS = {"qa_1": 1, "qa_2": 2, "passages": 1}
 
 
-def _worded(name: str) -> TaskWording:
+def _passages_wording(name: str) -> TaskWording:
     """Return the wording of a task over passages: `qa_1`, `qa_2` or `passages`."""
     return TaskWording(name, PassageQuestions(HOPS[name]), ROOM)
 
 
 TASKS = (
     worded_task(
-        _worded("qa_1"), "a question that one of many passages answers", "made up, or `--passages`"
+        _passages_wording("qa_1"),
+        "a question that one of many passages answers",
+        "made up, or `--passages`",
     ),
     worded_task(
-        _worded("qa_2"), "a question that two of many passages answer", "made up, or `--passages`"
+        _passages_wording("qa_2"),
+        "a question that two of many passages answer",
+        "made up, or `--passages`",
     ),
     worded_task(
-        _worded("passages"),
+        _passages_wording("passages"),
         "several questions over one set of passages",
         "the passages of `qa_1`, read once for all",
         per_haystack=10,
@@ -174,7 +178,7 @@ TASKS = (
 )
 
 
-def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
+def over_passages(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
     """Return the task over the user's passages (--passages); a task without passages stays as it
     is."""
     if task.name not in HOPS:

@@ -49,7 +49,7 @@ def one_item(
     """Return prompt and answer of one item of the task `passkey`: filler, the key, filler, the
     question."""
     for _ in range(ATTEMPTS):
-        key = _key(rng)
+        key = _passkey(rng)
         stated = template.state(encoder, key)
         question, answer = template.question(encoder, key)
         fixed = len(stated) + len(question) + len(answer)
@@ -76,15 +76,15 @@ ROOM = 32  # tokens of an answer in words
 
 def in_words(request: TextRequest) -> list[TextQuestion]:
     """Write a text with one key in it for each depth, and ask for the key (task `passkey`)."""
-    return [_asked(request, depth) for depth in request.depths]
+    return [_passkey_question(request, depth) for depth in request.depths]
 
 
-def _asked(request: TextRequest, depth: float) -> TextQuestion:
+def _passkey_question(request: TextRequest, depth: float) -> TextQuestion:
     """Return the question of the task `passkey` about a text with its key at one depth."""
     hay = surrounding(request, [sentence.strip() for sentence in SENTENCES])
-    key = _key(request.rng)
+    key = _passkey(request.rng)
     while any(key in sentence for sentence in request.hay):
-        key = _key(request.rng)
+        key = _passkey(request.rng)
     text = " ".join(planted(hay, [f"The pass key is {key}."], [depth]))
     return TextQuestion(
         instruction="A pass key is told in the text below. Keep it in mind: a question about it "
@@ -97,7 +97,7 @@ def _asked(request: TextRequest, depth: float) -> TextQuestion:
     )
 
 
-def _key(rng: random.Random) -> str:
+def _passkey(rng: random.Random) -> str:
     """Draw the five digits of a passkey."""
     return "".join(rng.choices("0123456789", k=DIGITS))
 

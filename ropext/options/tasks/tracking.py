@@ -20,11 +20,11 @@ EXAMPLE = 2  # lines of noise
 def make(request: TextRequest) -> list[TextQuestion]:
     """Ask for the variables of one chain of assignments (task `vt`); it is in five places, so the
     question has no depth."""
-    example = _chain(EXAMPLE, request.rng)
-    return [_chain(request.units, request.rng).after(example)]
+    example = _chain_question(EXAMPLE, request.rng)
+    return [_chain_question(request.units, request.rng).after(example)]
 
 
-def _chain(lines: int, rng: random.Random) -> TextQuestion:
+def _chain_question(lines: int, rng: random.Random) -> TextQuestion:
     """Return the question of the task `vt` about one chain of assignments in so many lines of
     noise."""
     names = list[str]()
