@@ -186,7 +186,7 @@ class Measurement:
     def passkeys(self) -> str:
         short = [64, 128, 192, 256]
         lengths = short + [self.context * s for s in (2, 4, 8)]
-        sets = [self.items(passkey.make, repetition(self.encoder), n) for n in lengths]
+        sets = [self.items(passkey.passkey_items, repetition(self.encoder), n) for n in lengths]
         lines = []
         for spectrum in self.all:
             model = load(self.checkpoint, spectrum)
@@ -198,15 +198,15 @@ class Measurement:
         """Trained and held-out wordings and fillers; untouched in the window, YaRN 4× at 4×."""
         sentences = repetition(self.encoder, rows.HELD_OUT_SENTENCES)
         words = noise(self.encoder)
-        held = partial(passkey.make, template=rows.HELD_OUT_PASSKEY)
+        held = partial(passkey.passkey_items, template=rows.HELD_OUT_PASSKEY)
         many = tuple(i / 15 for i in range(16))
         cases: list[tuple[str, Callable[[int], list[Item]]]] = [
             ("passkey, repeated sentences", lambda n: self.items(
-                passkey.make, repetition(self.encoder), n)),
+                passkey.passkey_items, repetition(self.encoder), n)),
             ("passkey, held-out packages as filler", lambda n: self.items(
-                passkey.make, self.held_out_text, n)),
+                passkey.passkey_items, self.held_out_text, n)),
             ("passkey, random words (filler held out)", lambda n: self.items(
-                passkey.make, words, n)),
+                passkey.passkey_items, words, n)),
             ("held-out wording, held-out sentences", lambda n: self.items(
                 held, sentences, n)),
             ("held-out wording, held-out packages", lambda n: self.items(
@@ -214,11 +214,11 @@ class Measurement:
             ("held-out wording, random words", lambda n: self.items(
                 held, words, n)),
             ("copy of 20 random-word tokens, repeated sentences", lambda n: self.items(
-                copy.make, repetition(self.encoder), n)),
+                copy.copy_items, repetition(self.encoder), n)),
             ("copy, held-out packages as filler", lambda n: self.items(
-                copy.make, self.held_out_text, n)),
+                copy.copy_items, self.held_out_text, n)),
             ("mkey, 4 keys, held-out packages", lambda n: [
-                item for index in range(25) for item in mkey.make(
+                item for index in range(25) for item in mkey.mkey_items(
                     self.encoder, self.held_out_text, ItemRequest(n, many[1::4], index, SEED))]),
         ]  # fmt: skip
         chosen = [s for s in self.all if s.name in ("untouched", "YaRN 4×")]
@@ -232,7 +232,7 @@ class Measurement:
     def far_passkeys(self) -> str:
         lines = []
         for s in self.far:
-            items = self.items(passkey.make, repetition(self.encoder), s * self.context)
+            items = self.items(passkey.passkey_items, repetition(self.encoder), s * self.context)
             wanted = ("dynamic, frozen", "YaRN")
             for spectrum in spectra(10000.0, 32, self.context, [s]):
                 if spectrum.name.startswith(wanted):

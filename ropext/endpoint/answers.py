@@ -57,7 +57,7 @@ class Answer:
         return share
 
 
-def answered(port: Port, question: Question) -> Answer:
+def answer_of(port: Port, question: Question) -> Answer:
     """Return a server's answer to a question. A model that spent its tokens on thinking gets the
     question once more, with more tokens."""
     text = question.prompt(port.api)
@@ -67,7 +67,7 @@ def answered(port: Port, question: Question) -> Answer:
         longer = port.ask(text, max(GROWN * question.room, LEAST_GROWN))
         if not longer.error:
             reply = longer
-    return judged(question, reply)
+    return judged_reply(question, reply)
 
 
 def _reply_score(question: Question, reply: Reply) -> float:
@@ -75,8 +75,8 @@ def _reply_score(question: Question, reply: Reply) -> float:
     return match(reply.said, question.asked.references, question.asked.part)
 
 
-def judged(question: Question, reply: Reply) -> Answer:
-    """Return the outcome of a question by the server's reply alone; `cuts_by_usage` finds the
+def judged_reply(question: Question, reply: Reply) -> Answer:
+    """Return the outcome of a question by the server's reply alone; `truncated_by_usage` finds the
     prompts that the server truncated."""
     today = datetime.now(UTC).date().isoformat()
     answer = Answer(
@@ -108,7 +108,9 @@ class TruncatedLengths:
     unknown: Sequence[int]  # lengths at which something was missed and no usage shows a whole read
 
 
-def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> TruncatedLengths:
+def truncated_by_usage(
+    answers: ByLength, counting: Counting, limit: int | None
+) -> TruncatedLengths:
     """Compare the count of each prompt with the number of tokens that the server read, the shortest
     length first.
 
@@ -168,7 +170,7 @@ def lost_its_start(items: Sequence[ItemScore]) -> bool:
     return bool(behind) and sum(item.points for item in behind) >= REST * len(behind)
 
 
-def scored(question: Question, answer: Answer) -> ItemScore:
+def item_score(question: Question, answer: Answer) -> ItemScore:
     """Return a server's answer in the form in which every evaluation keeps its items."""
     asked = question.asked
     return ItemScore(

@@ -40,7 +40,7 @@ class KeptAnswers:
     def noise(self) -> float:
         """Return the largest difference between the unscaled server's two answers to one prompt, in
         nats."""
-        return max(gap(a, b) for a, b in zip(self.first, self.second, strict=True))
+        return max(candidates_gap(a, b) for a, b in zip(self.first, self.second, strict=True))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def answers_twice(url: str, lengths: tuple[int, ...], vocab_size: int) -> KeptAn
     return KeptAnswers(model, lengths, vocab_size, first, second)
 
 
-def keep(fingerprint: KeptAnswers, path: Path) -> None:
+def write_kept_answers(fingerprint: KeptAnswers, path: Path) -> None:
     """Write the answers of an unscaled server to a file, for use while it does not run."""
     if path.exists():
         raise OutputExists(
@@ -91,8 +91,8 @@ def keep(fingerprint: KeptAnswers, path: Path) -> None:
     write_json(path, {"schema": SCHEMA, **asdict(fingerprint)})
 
 
-def read(path: Path) -> KeptAnswers:
-    """Return the answers of an unscaled server that `keep` wrote."""
+def read_kept_answers(path: Path) -> KeptAnswers:
+    """Return the answers of an unscaled server that `write_kept_answers` wrote."""
     data = read_object(path)
     try:
         if data["schema"] != SCHEMA:
@@ -118,7 +118,7 @@ def _kept_pairs(rows: Json) -> list[Pairs]:
     return every
 
 
-def gap(left: Pairs, right: Pairs) -> float:
+def candidates_gap(left: Pairs, right: Pairs) -> float:
     """Return the mean difference of two servers' best candidates after one prompt, in nats; 0 if
     one has none.
 
@@ -152,7 +152,7 @@ def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> PlainC
         return PlainComparison(
             None, f"only {len(pairs)} of {len(told)} prompts were answered by both"
         )
-    difference = fmean(gap(a, b) for a, b in pairs)
+    difference = fmean(candidates_gap(a, b) for a, b in pairs)
     said = (
         f"after {len(pairs)} prompts of {plain.lengths[0]} to {plain.lengths[-1]} tokens it "
         f"differs from the plain server by {difference:.3f} nats in the mean; the plain one "
@@ -178,7 +178,7 @@ class PlainServer:
         own prompts."""
         if self.url is None:
             assert self.kept is not None
-            return read(self.kept)
+            return read_kept_answers(self.kept)
         try:
             asked = answers_twice(self.url, lengths, vocab_size)
         except ProofFailed as refused:
@@ -187,5 +187,5 @@ class PlainServer:
                 f"{lengths[-1]} tokens: start it with that length and no scaling ({refused})"
             ) from None
         if self.kept is not None:
-            keep(asked, self.kept)
+            write_kept_answers(asked, self.kept)
         return asked

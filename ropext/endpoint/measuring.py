@@ -22,15 +22,15 @@ from ropext.base.workdir import STORES, Workdir
 from ropext.endpoint.answers import (
     Answer,
     TruncatedLengths,
-    answered,
-    cuts_by_usage,
+    answer_of,
+    item_score,
     lost_its_start,
-    scored,
+    truncated_by_usage,
 )
 from ropext.endpoint.counting import Count
 from ropext.endpoint.plan import CUT, PORT, PortPlan
 from ropext.endpoint.port import Port
-from ropext.endpoint.questions import Question, build, counts_of, cut, cut_alike
+from ropext.endpoint.questions import Question, build, counts_of, cut, truncate_together
 from ropext.endpoint.shares import Scores, port_numbers
 from ropext.options.tasks.item import NOUNS, derived_rng
 from ropext.results import BASE, EXTENDED, rundir
@@ -138,7 +138,7 @@ def _measure_server(run: PortRun) -> Measurement:
     resumed = _ask_questions(run, rows) + _read_texts(run)
     items = dict[str, Scores]()
     for label, row in rows.items():
-        cuts = cuts_by_usage(row.answers_by_length(), plan.counting, row.port.limit)
+        cuts = truncated_by_usage(row.answers_by_length(), plan.counting, row.port.limit)
         if label == PORT:
             cuts = _tested_by_first_words(run, row, cuts)
             remarks += [UNSEEN.format(length=length_text(length)) for length in cuts.unknown]
@@ -193,7 +193,7 @@ class AskedQuestion:
 
     def ask(self) -> Answer:
         """Return the server's answer to the question."""
-        return answered(self.port, self.put)
+        return answer_of(self.port, self.put)
 
     def keep(self, answer: Answer) -> None:
         """Write an answer of the server."""
@@ -239,7 +239,7 @@ def _port_rows(run: PortRun, questions: Sequence[Question]) -> dict[str, PortRow
     port = plan.plain or plan.port
     cut_store = run.store(CUT)
     shorter = list[AskedQuestion]()
-    for question, put in cut_alike(questions, run.counts, plan.window[0], plan.wish.api):
+    for question, put in truncate_together(questions, run.counts, plan.window[0], plan.wish.api):
         is_shared = plan.plain is None and put is question
         shorter.append(AskedQuestion(question, put, port, store if is_shared else cut_store))
     rows[CUT] = PortRow(port, cut_store, shorter)
@@ -422,7 +422,7 @@ def _tested_by_first_words(run: PortRun, row: PortRow, cuts: TruncatedLengths) -
     for one in row.asked:
         length = one.question.length
         first.setdefault(length, one.question)
-        scores.setdefault(length, []).append(scored(one.question, one.kept_answer()))
+        scores.setdefault(length, []).append(item_score(one.question, one.kept_answer()))
     reasons = dict(cuts.reasons)
     unknown = list[int]()
     for length in cuts.unknown:
@@ -472,7 +472,7 @@ def _scored_answers(row: PortRow, reasons: Mapping[int, str]) -> list[tuple[Item
         if one.question.length in reasons and answer.outcome != REFUSED:
             reason = reasons[one.question.length]
             answer = replace(answer, outcome=TRUNCATED, score=0.0, reason=reason)
-        out.append((scored(one.question, answer), answer))
+        out.append((item_score(one.question, answer), answer))
     return out
 
 

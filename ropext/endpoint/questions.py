@@ -172,7 +172,7 @@ def _questions_of_haystack(
     ]
 
 
-def cut_alike(
+def truncate_together(
     questions: Sequence[Question], counts: Mapping[str, Count], window: int, api: str
 ) -> list[tuple[Question, Question]]:
     """Return each question for a server, paired with itself over the end of its text. Questions

@@ -42,7 +42,7 @@ from ropext.options.fields import (
     listed,
     wanted,
 )
-from ropext.options.tasks import MOST_ITEMS, RULER, TASKS, OwnTask, all_named, is_in_words
+from ropext.options.tasks import MOST_ITEMS, RULER, TASKS, OwnTask, is_in_words, named_tasks
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 
@@ -68,7 +68,7 @@ def _task_names(value: object, check: Callable[[object], object]) -> tuple[str, 
         if word != "":
             given.append(word)
     check(tuple(word for word in given if not callable(word) and not isinstance(word, Path)))
-    return all_named(given)
+    return named_tasks(given)
 
 
 TaskNames = Annotated[tuple[str, ...], WrapValidator(_task_names), listed("string"), Role.TASKS]

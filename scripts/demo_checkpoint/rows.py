@@ -103,7 +103,7 @@ class RowMaker:
     def passkey(self, window: int, progress: float, rng: random.Random) -> Row:
         depth = 1.0 - draw_distance(rng, progress)
         template = rng.choice(PASSKEYS)
-        prompt, answer = passkey.one_item(
+        prompt, answer = passkey.passkey_prompt(
             self.encoder, self.filler(rng), template, length=window, depth=depth, rng=rng
         )
         return Row([*prompt, *answer], list(range(len(prompt), window)))
@@ -142,7 +142,9 @@ class RowMaker:
         if source is self.text:
             cue = max(cue, 3)  # fewer tokens of real text do not tell a span from another
         span = copy.RepeatedSpan(source, size, cue)
-        prompt, answer = copy.one_item(self.filler(rng), span, length=window, depth=depth, rng=rng)
+        prompt, answer = copy.copy_prompt(
+            self.filler(rng), span, length=window, depth=depth, rng=rng
+        )
         return Row([*prompt, *answer], list(range(len(prompt), window)))
 
     def filler(self, rng: random.Random) -> Haystack:

@@ -115,7 +115,7 @@ def rows_loss(model: Any, body: Any, rows: list[Row]) -> torch.Tensor:
 def find_rate(model: Any, encoder: Encoder, hay: Haystack, window: int, step: int) -> float:
     """Return the share of 64 fresh passkeys at `window` that greedy decoding would give."""
     depths = tuple((i + 0.5) / 64 for i in range(64))
-    items = passkey.make(encoder, hay, ItemRequest(window, depths, step, seed=-1))
+    items = passkey.passkey_items(encoder, hay, ItemRequest(window, depths, step, seed=-1))
     tokens = torch.tensor([[*item.prompt, *item.answer] for item in items])
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
     size = len(items[0].answer)

@@ -82,7 +82,7 @@ def test_kept_answers_replace_a_plain_server(directory, tmp_path, capsys) -> Non
         assert check["passed"] is True
     file.write_text("{}")
     with pytest.raises(InputError, match="holds no kept answers"):
-        beside.read(file)
+        beside.read_kept_answers(file)
 
 
 def test_prompts_are_longer_than_the_length_of_unchanged_ones() -> None:
@@ -95,9 +95,9 @@ def test_prompts_are_longer_than_the_length_of_unchanged_ones() -> None:
 def test_a_gap_is_over_all_candidates() -> None:
     left = [(1, -0.5), (2, -1.0), (3, -2.0)]
     right = [(1, -0.7), (3, -2.4), (9, -2.5)]
-    assert beside.gap(left, right) == pytest.approx((0.2 + 0.4 + 1.5 + 0.0) / 4)
+    assert beside.candidates_gap(left, right) == pytest.approx((0.2 + 0.4 + 1.5 + 0.0) / 4)
     nameless = [(None, -0.7), (None, -2.4)]
-    assert beside.gap(left, nameless) == pytest.approx((0.2 + 1.4) / 2)
+    assert beside.candidates_gap(left, nameless) == pytest.approx((0.2 + 1.4) / 2)
 
 
 def test_a_tolerance_goes_with_a_server(directory, capsys) -> None:

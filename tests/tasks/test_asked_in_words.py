@@ -9,7 +9,7 @@ import pytest
 from test_tasks import Characters, Pieces
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks import TASKS, THIRTEEN, all_named, find_task, passages
+from ropext.options.tasks import TASKS, THIRTEEN, find_task, named_tasks, passages
 from ropext.options.tasks.asking import TextRequest, match, sentences
 from ropext.options.tasks.item import NOUNS
 from ropext.options.tasks.passages import KnownAnswer
@@ -50,10 +50,10 @@ def texts(name, **more):
 
 def test_ruler_is_thirteen_tasks_and_a_name_is_taken_once():
     assert len(THIRTEEN) == 13
-    assert all_named(["vt", "ruler", "shots", "vt"])[0] == "vt"
-    assert sorted(all_named(["vt", "ruler"])) == sorted(THIRTEEN)
+    assert named_tasks(["vt", "ruler", "shots", "vt"])[0] == "vt"
+    assert sorted(named_tasks(["vt", "ruler"])) == sorted(THIRTEEN)
     with pytest.raises(UsageError, match="ruler"):
-        all_named(["ruller"])
+        named_tasks(["ruller"])
 
 
 @pytest.mark.parametrize("task", WORDED, ids=lambda task: task.name)
@@ -191,9 +191,9 @@ def test_two_passages_are_needed():
 
 
 @pytest.mark.parametrize("hops", [1, 2])
-def test_no_requested_engine_is_listed_twice(hops, monkeypatch):
+def test_no_other_passage_is_about_the_person_or_house_of_a_question(hops, monkeypatch):
     """Of three houses and three persons at most, many passages would tell of the asked one."""
-    monkeypatch.setattr(passages, "_name", lambda rng: rng.choice(["Bar", "Dal", "Kel"]))
+    monkeypatch.setattr(passages, "_invented_name", lambda rng: rng.choice(["Bar", "Dal", "Kel"]))
     monkeypatch.setattr(passages, "FIRST_NAMES", ("Ada",))
     for seed in range(5):
         order = TextRequest(40, (0.5,), 9000, random.Random(seed))

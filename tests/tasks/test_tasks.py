@@ -184,7 +184,7 @@ def test_a_haystack_that_leaves_no_key_is_an_error():
 
 def copying_items(encoder, haystack):
     span = copying.RepeatedSpan(haystack, size=20, cue=4)
-    return copying.one_item(haystack, span, length=200, depth=0.5, rng=derived_rng(0))
+    return copying.copy_prompt(haystack, span, length=200, depth=0.5, rng=derived_rng(0))
 
 
 @pytest.mark.parametrize("depths", [(), (-0.1,), (0.5, 1.2)])

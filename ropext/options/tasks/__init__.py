@@ -71,7 +71,7 @@ def wording_of(name: str) -> TaskWording:
     )
 
 
-def all_named(words: Sequence[object]) -> tuple[str, ...]:
+def named_tasks(words: Sequence[object]) -> tuple[str, ...]:
     """Return the retrieval tasks that `--tasks` names, each once; `ruler` means its thirteen."""
     named = dict[str, str]()
     for word in words:
@@ -104,10 +104,10 @@ __all__ = [
     "Task",
     "TaskWithWording",
     "TaskWording",
-    "all_named",
     "check_amount",
     "find_task",
     "is_in_words",
+    "named_tasks",
     "noise",
     "repetition",
     "running_text",

@@ -136,7 +136,7 @@ class TaskWording:
                 part=question.part,
                 room=self._answer_room(encoder, question),
                 text_hash=question.digest,
-                text=text_in(encoder, rendered, question.instruction, question.text),
+                text=text_span(encoder, rendered, question.instruction, question.text),
             )
             items.append(item)
         if len(items) == 1:
@@ -214,7 +214,7 @@ class TaskWording:
         return low
 
 
-def text_in(encoder: PromptEncoder, prompt: str, instruction: str, text: str) -> tuple[int, int]:
+def text_span(encoder: PromptEncoder, prompt: str, instruction: str, text: str) -> tuple[int, int]:
     """Return the span of a retrieval question's text in the tokens of its prompt: first and end."""
     before, found, _ = prompt.partition(instruction + text)
     if not found:  # the chat template changed it
@@ -253,20 +253,22 @@ def split_sentences(text: str) -> tuple[str, ...]:
     return tuple(filter(None, SENTENCE_END.split(text)))
 
 
-def surrounding(request: TextRequest, otherwise: Sequence[str]) -> list[str]:
+def filler_sentences(request: TextRequest, otherwise: Sequence[str]) -> list[str]:
     """Return the sentences around the needles of a task: the request's own, else `otherwise`, from
     a random one on."""
-    return drawn_cycle(request.hay or otherwise, request.units, request.rng)
+    return cycled_sentences(request.hay or otherwise, request.units, request.rng)
 
 
-def drawn_cycle(source: Sequence[str], count: int, rng: random.Random) -> list[str]:
+def cycled_sentences(source: Sequence[str], count: int, rng: random.Random) -> list[str]:
     """Return so many sentences around needles, from a random one on; behind the last comes the
     first."""
     start = rng.randrange(len(source))
     return [source[(start + k) % len(source)] for k in range(count)]
 
 
-def planted(filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]) -> list[str]:
+def with_needle_sentences(
+    filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]
+) -> list[str]:
     """Return the sentences with every needle at its depth: 0 before all of them, 1 behind them."""
     text = list(filler)
     pairs = list(zip(depths, needles, strict=True))

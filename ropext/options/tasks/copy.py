@@ -37,7 +37,7 @@ class RepeatedSpan:
     cue: int = CUE
 
 
-def one_item(
+def copy_prompt(
     haystack: Haystack, span: RepeatedSpan, *, length: int, depth: float, rng: random.Random
 ) -> tuple[Tokens, Tokens]:
     """Return prompt and answer of one item of the task `copy`; the haystack surrounds the span."""
@@ -51,13 +51,13 @@ def one_item(
     raise ambiguous_haystack_error(NAME)
 
 
-def make(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item]:
+def copy_items(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item]:
     """Build an item of the task `copy` for each depth, with spans of random nouns."""
     span = RepeatedSpan(noise(encoder))
 
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
         """Return prompt and answer of the item at one depth."""
-        return one_item(haystack, span, length=wanted.length, depth=depth, rng=rng)
+        return copy_prompt(haystack, span, length=wanted.length, depth=depth, rng=rng)
 
     return one_per_depth(NAME, ask, wanted)
 
@@ -65,6 +65,6 @@ def make(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item
 TASK = Task(
     NAME,
     "a span of random words, to be repeated from its first tokens on",
-    make,
+    copy_items,
     details="Olsson et al. 2022",
 )

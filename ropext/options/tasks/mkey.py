@@ -15,8 +15,8 @@ from ropext.options.tasks.asking import (
     TaskWording,
     TextQuestion,
     TextRequest,
-    planted,
-    surrounding,
+    filler_sentences,
+    with_needle_sentences,
 )
 from ropext.options.tasks.item import (
     ATTEMPTS,
@@ -83,7 +83,7 @@ def draw_needles(encoder: Encoder, count: int, rng: random.Random) -> list[Needl
     return needles
 
 
-def make(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item]:
+def mkey_items(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> list[Item]:
     """Build the items of `mkey`: one haystack with a key at each depth, and a question for each."""
     rng = derived_rng(wanted.seed, NAME, wanted.length, wanted.depths, wanted.index)
     for _ in range(ATTEMPTS):
@@ -121,14 +121,14 @@ def _items_of_needles(
 ROOM = 32  # tokens of an answer in words
 
 
-def in_words(request: TextRequest) -> list[TextQuestion]:
+def mkey_questions(request: TextRequest) -> list[TextQuestion]:
     """Write one text of the task `mkey` with a key at each depth, and ask for each key by its
     name."""
-    hay = surrounding(request, [sentence.strip() for sentence in SENTENCES])
+    hay = filler_sentences(request, [sentence.strip() for sentence in SENTENCES])
     names = request.rng.sample(NOUNS, len(request.depths))
     keys = request.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))
     statements = [f"The key of {name} is {key}." for name, key in zip(names, keys, strict=True)]
-    joined = " ".join(planted(hay, statements, request.depths))
+    joined = " ".join(with_needle_sentences(hay, statements, request.depths))
     questions = list[TextQuestion]()
     for name, key, depth in zip(names, keys, request.depths, strict=True):
         asked = TextQuestion(
@@ -147,8 +147,8 @@ def in_words(request: TextRequest) -> list[TextQuestion]:
 TASK = TaskWithWording(
     NAME,
     "several named four-digit keys in one haystack, asked for one by one",
-    make,
+    mkey_items,
     one_haystack=True,
     details="RULER, Hsieh et al. 2024",
-    wording=TaskWording(NAME, in_words, ROOM),
+    wording=TaskWording(NAME, mkey_questions, ROOM),
 )

@@ -12,9 +12,9 @@ from ropext.options.tasks.asking import (
     TaskWording,
     TextQuestion,
     TextRequest,
-    drawn_cycle,
-    planted,
+    cycled_sentences,
     sentences,
+    with_needle_sentences,
     worded_task,
 )
 from ropext.options.tasks.item import NOUNS, SENTENCES, Task
@@ -110,7 +110,7 @@ class Needles:
             places.append(request.rng.random())
         filler = self._haystack_sentences(request, statements[count:])
         separator = " " if self.around == "book" else "\n"
-        return f"{separator.join(planted(filler, needles, places))}\n\n"
+        return f"{separator.join(with_needle_sentences(filler, needles, places))}\n\n"
 
     def _needle_keys(self, request: TextRequest) -> list[str]:
         """Draw different keys for needles: the keys of the questions, and among other needles one
@@ -141,7 +141,7 @@ class Needles:
             return [NOISE] * request.units
         if self.around == "needles":
             return others
-        return drawn_cycle(sentences(), request.units, request.rng)
+        return cycled_sentences(sentences(), request.units, request.rng)
 
 
 def _uuid(rng: random.Random) -> str:

@@ -18,7 +18,7 @@ from ropext.base.errors import InputError, UsageError, class_name
 from ropext.base.inputs import check_names, from_home
 from ropext.base.jsontext import json_lines
 from ropext.base.lengths import length_text
-from ropext.options.tasks.asking import TextQuestion, match, text_in
+from ropext.options.tasks.asking import TextQuestion, match, text_span
 from ropext.options.tasks.item import Item, PromptEncoder, check_amount
 
 SUFFIX = ".jsonl"
@@ -361,7 +361,7 @@ def own_items(
             references=question.outputs,
             room=question.room(len(prompt), len(answer)),
             text_hash=question.asked.digest,
-            text=text_in(encoder, rendered, "", question.text),
+            text=text_span(encoder, rendered, "", question.text),
         )
         groups.append((item,))
     if not left_out:

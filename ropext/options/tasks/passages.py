@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks.asking import TaskWording, TextQuestion, TextRequest, planted, worded_task
+from ropext.options.tasks.asking import (
+    TaskWording,
+    TextQuestion,
+    TextRequest,
+    with_needle_sentences,
+    worded_task,
+)
 from ropext.options.tasks.item import NOUNS, Task
 
 ROOM = 32
@@ -62,7 +68,9 @@ class PassageQuestions:
             needed += known.passages
             places.append(depth)
             places += (rng.random() for _ in known.passages[1:])
-        passages = planted(self._other_passages(request.units, needed, rng), needed, places)
+        passages = with_needle_sentences(
+            self._other_passages(request.units, needed, rng), needed, places
+        )
         text = ""
         for number, passage in enumerate(passages, 1):
             text += f"Passage {number}:\n{passage}\n\n"

@@ -11,8 +11,8 @@ from ropext.options.tasks.asking import (
     TaskWording,
     TextQuestion,
     TextRequest,
-    planted,
-    surrounding,
+    filler_sentences,
+    with_needle_sentences,
 )
 from ropext.options.tasks.item import (
     ATTEMPTS,
@@ -37,7 +37,7 @@ TERSE = Template("\nThe pass key is {key}.\n", "\nThe pass key is {key}")
 """Short enough for a window of 64 tokens of a small tokenizer."""
 
 
-def one_item(
+def passkey_prompt(
     encoder: Encoder,
     haystack: Haystack,
     template: Template,
@@ -59,14 +59,16 @@ def one_item(
     raise ambiguous_haystack_error(NAME)
 
 
-def make(
+def passkey_items(
     encoder: Encoder, haystack: Haystack, wanted: ItemRequest, template: Template = TERSE
 ) -> list[Item]:
     """Build an item of the task `passkey` for each depth."""
 
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
         """Return prompt and answer of the item at one depth."""
-        return one_item(encoder, haystack, template, length=wanted.length, depth=depth, rng=rng)
+        return passkey_prompt(
+            encoder, haystack, template, length=wanted.length, depth=depth, rng=rng
+        )
 
     return one_per_depth(NAME, ask, wanted)
 
@@ -74,18 +76,18 @@ def make(
 ROOM = 32  # tokens of an answer in words
 
 
-def in_words(request: TextRequest) -> list[TextQuestion]:
+def passkey_questions(request: TextRequest) -> list[TextQuestion]:
     """Write a text with one key in it for each depth, and ask for the key (task `passkey`)."""
     return [_passkey_question(request, depth) for depth in request.depths]
 
 
 def _passkey_question(request: TextRequest, depth: float) -> TextQuestion:
     """Return the question of the task `passkey` about a text with its key at one depth."""
-    hay = surrounding(request, [sentence.strip() for sentence in SENTENCES])
+    hay = filler_sentences(request, [sentence.strip() for sentence in SENTENCES])
     key = _passkey(request.rng)
     while any(key in sentence for sentence in request.hay):
         key = _passkey(request.rng)
-    text = " ".join(planted(hay, [f"The pass key is {key}."], [depth]))
+    text = " ".join(with_needle_sentences(hay, [f"The pass key is {key}."], [depth]))
     return TextQuestion(
         instruction="A pass key is told in the text below. Keep it in mind: a question about it "
         "follows.\n\n",
@@ -105,7 +107,7 @@ def _passkey(rng: random.Random) -> str:
 TASK = TaskWithWording(
     NAME,
     "one five-digit key in a haystack, asked for at the end",
-    make,
+    passkey_items,
     details="Mohtashami and Jaggi 2023, in short words",
-    wording=TaskWording(NAME, in_words, ROOM),
+    wording=TaskWording(NAME, passkey_questions, ROOM),
 )

@@ -12,7 +12,7 @@ LABELS = 8
 ROOM = 8  # tokens of an answer: with more, a model could say every label
 
 
-def make(request: TextRequest) -> list[TextQuestion]:
+def shots_questions(request: TextRequest) -> list[TextQuestion]:
     """Ask for the labels of several new pairs after the same examples (task `shots`); those are
     everywhere, so there is no depth."""
     rng = request.rng
@@ -39,7 +39,7 @@ def make(request: TextRequest) -> list[TextQuestion]:
 
 
 TASK = worded_task(
-    TaskWording("shots", make, ROOM, least=2 * LABELS),
+    TaskWording("shots", shots_questions, ROOM, least=2 * LABELS),
     "the label of a new item, after many labelled ones",
     "as many as fit; after HELMET, Yen et al. 2024",
     per_haystack=10,

@@ -8,7 +8,13 @@ import itertools
 import random
 import string
 
-from ropext.options.tasks.asking import TaskWording, TextQuestion, TextRequest, planted, worded_task
+from ropext.options.tasks.asking import (
+    TaskWording,
+    TextQuestion,
+    TextRequest,
+    with_needle_sentences,
+    worded_task,
+)
 from ropext.options.tasks.needles import NOISE
 
 HOPS = 4
@@ -17,7 +23,7 @@ ROOM = 30
 EXAMPLE = 2  # lines of noise
 
 
-def make(request: TextRequest) -> list[TextQuestion]:
+def tracking_questions(request: TextRequest) -> list[TextQuestion]:
     """Ask for the variables of one chain of assignments (task `vt`); it is in five places, so the
     question has no depth."""
     example = _chain_question(EXAMPLE, request.rng)
@@ -37,7 +43,7 @@ def _chain_question(lines: int, rng: random.Random) -> TextQuestion:
     for before, name in itertools.pairwise(names):
         assignments.append(f"VAR {name} = VAR {before}")
     places = sorted(rng.random() for _ in assignments)
-    text = "\n".join(planted([NOISE] * lines, assignments, places))
+    text = "\n".join(with_needle_sentences([NOISE] * lines, assignments, places))
     return TextQuestion(
         instruction="The text below assigns variables, some of them by way of others.\n\n",
         text=f"{text}\n\n",
@@ -48,7 +54,7 @@ def _chain_question(lines: int, rng: random.Random) -> TextQuestion:
 
 
 TASK = worded_task(
-    TaskWording("vt", make, ROOM),
+    TaskWording("vt", tracking_questions, ROOM),
     "a chain of assignments in noise",
     "four hops; all five variables are to be named",
 )
