@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from ropext.base.narration import NOBODY
-from ropext.options.fields import as_place
+from ropext.options.fields import documents_as_place
 from ropext.options.training import Finetune, Fit
 from ropext.training.request import TrainingRequest
 
@@ -12,9 +12,9 @@ from ropext.training.request import TrainingRequest
 def asked(kind, model, data, output, call=NOBODY, *, revision=None, **options):
     """Yield a job of the kind "fit" or "finetune"."""
     if kind == "fit":
-        request = TrainingRequest(str(model), as_place(data), Fit(**options), revision)
+        request = TrainingRequest(str(model), documents_as_place(data), Fit(**options), revision)
     else:
-        request = TrainingRequest(str(model), as_place(data), Finetune(**options))
+        request = TrainingRequest(str(model), documents_as_place(data), Finetune(**options))
     with request.prepared(output, call) as job:
         yield job
 

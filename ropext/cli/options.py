@@ -17,7 +17,7 @@ from ropext.base.inputs import from_home
 from ropext.base.lengths import parse_length
 from ropext.base.narration import heard_by
 from ropext.cli.output import Out
-from ropext.options.fields import Options, Panel, Role, flag, item_of, role_of, shown_default
+from ropext.options.fields import Options, Panel, Role, flag, option_role, shown_default, value_kind
 
 
 class Heading(str):
@@ -145,7 +145,7 @@ Given = dict[str, Any]  # options that were given, by the names of their fields
 def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
     """Return one field declared as an option; its class checks anything that a command line
     cannot."""
-    value = item_of(info)
+    value = value_kind(info)
     kind: Any = value.kind
     if value.is_list:
         kind = str
@@ -166,7 +166,7 @@ def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
     if "[" not in help_text and type(info.default) in (str, int, float):
         help_text += shown_default(info.default)  # unless the help says so already
     extra = cast(dict[str, Any], info.json_schema_extra)
-    is_length = role_of(info) is Role.TOKENS and not value.is_list
+    is_length = option_role(info) is Role.TOKENS and not value.is_list
     declared = typer.Option(
         *names,
         metavar=extra["metavar"] or ("TOKENS" if is_length else None),

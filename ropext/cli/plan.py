@@ -13,7 +13,7 @@ from ropext.cli import options
 from ropext.cli.output import Out, call_of, stoppable
 from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import Extend, parse_extend
-from ropext.options.fields import flag, reads
+from ropext.options.fields import flag, places_read
 from ropext.options.memory import MemoryOptions
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def command(
     serve it; with only --for it checks these engines (exit code 0, 3 or 6)."""
     from ropext.files import inspecting
 
-    options.check_plot(plot, {"MODEL": model, "--measure": measure, **reads(given, Extend)})
+    options.check_plot(plot, {"MODEL": model, "--measure": measure, **places_read(given, Extend)})
     out.check_format(table_format)
     if room and "memory" not in room:
         raise UsageError(f"{flag(next(iter(room)))} belongs to --memory; add --memory SIZE")

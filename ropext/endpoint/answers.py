@@ -4,7 +4,7 @@ An answer is untrusted text: ropext matches, keeps and prints it, and does nothi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ropext.endpoint.counting import Counting
@@ -78,23 +78,24 @@ def _reply_score(question: Question, reply: Reply) -> float:
 def judged_reply(question: Question, reply: Reply) -> Answer:
     """Return the outcome of a question by the server's reply alone; `truncated_by_usage` finds the
     prompts that the server truncated."""
-    today = datetime.now(UTC).date().isoformat()
-    answer = Answer(
-        MISSED, reply.said, 0.0, question.counted, reply.tokens, reply.cached, date=today
-    )
+    score = _reply_score(question, reply)
+    outcome = MISSED
+    reason = reply.error
     if reply.error:
-        return replace(answer, outcome=REFUSED, reason=reply.error)
-    if not reply.said:
+        outcome = REFUSED
+    elif not reply.said:
+        outcome = NO_ANSWER
         reason = "it is empty"
         if reply.ran_out:
             reason = (
                 "its tokens were spent on thinking: --chat-args enable_thinking=false asks without"
             )
-        return replace(answer, outcome=NO_ANSWER, reason=reason)
-    score = _reply_score(question, reply)
-    if score >= 1:
-        return replace(answer, outcome=FOUND, score=score)
-    return replace(answer, outcome=MISSED, score=score)
+    elif score >= 1:
+        outcome = FOUND
+    today = datetime.now(UTC).date().isoformat()
+    return Answer(
+        outcome, reply.said, score, question.counted, reply.tokens, reply.cached, reason, today
+    )
 
 
 ByLength = Mapping[int, Sequence[Answer]]

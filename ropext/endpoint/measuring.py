@@ -28,6 +28,7 @@ from ropext.endpoint.answers import (
     truncated_by_usage,
 )
 from ropext.endpoint.counting import Count
+from ropext.endpoint.losses import Ids
 from ropext.endpoint.plan import CUT, PORT, PortPlan
 from ropext.endpoint.port import Port
 from ropext.endpoint.questions import Question, build, counts_of, cut, truncate_together
@@ -36,7 +37,6 @@ from ropext.options.tasks.item import NOUNS, derived_rng
 from ropext.results import BASE, EXTENDED, rundir
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.numbers import EvaluationFacts, ModelSource
-from ropext.results.perplexity import TokenNll
 from ropext.results.retrieval import REFUSED, TRUNCATED, ItemScore
 
 AGAIN = 3  # kept questions to ask again before using their answers
@@ -348,21 +348,20 @@ def _read_texts(run: PortRun) -> int:
     work = list[Callable[[], int]]()
     there = 0
 
-    def keep_losses(store: Store, name: str, read: Callable[[], TokenNll]) -> int:
+    def keep_losses(store: Store, label: str, name: str, ids: Ids) -> int:
         """Ask the server for the losses of a text, and keep them."""
-        store.put(name, read())
+        store.put(name, reads.read(label, ids))
         return longest
 
     for label in run.plan.text_labels:
         store = run.store(label)
-        for name, read in reads.units(label):
+        for name, ids in reads.units(label):
             if store.has(name):
                 there += 1
             else:
-                work.append(partial(keep_losses, store, name, read))
-    _send_requests(
-        run, Requests("texts", work, longest * len(work), there), run.plan.options.parallel
-    )
+                work.append(partial(keep_losses, store, label, name, ids))
+    requests = Requests("texts", work, longest * len(work), there)
+    _send_requests(run, requests, run.plan.options.parallel)
     return there
 
 

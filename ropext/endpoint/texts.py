@@ -1,7 +1,7 @@
 """Compute the perplexity of a server over the user's texts, and of an unscaled server through the
 short window. Readings are kept document by document."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ropext.base.jsontext import JsonObject
@@ -60,19 +60,17 @@ class TextPlan:
             return {SHORT: longest}
         return {f"{WHOLE}-{longest}": longest}
 
-    def units(self, label: str) -> Iterator[tuple[str, Callable[[], TokenNll]]]:
-        """Yield the file of a server's losses for each text, and the function that asks for
-        them."""
+    def units(self, label: str) -> Iterator[tuple[str, Ids]]:
+        """Yield the file of a server's losses for each text, and the text as tokens."""
         (regime,) = self.regimes(label)
         for ids, name in zip(self.texts.ids, self.hashes, strict=True):
-            yield loss_file_name(regime, name), self._losses_reader(label, ids)
+            yield loss_file_name(regime, name), ids
 
-    def _losses_reader(self, label: str, ids: Ids) -> Callable[[], TokenNll]:
-        """Return the function that asks a server for the losses of one text."""
-        base = self.base
-        if label == BASE and base is not None:
-            return lambda: base.read_short(ids, self.frame.context, self.texts.bos)
-        return lambda: self.losses.read(ids)
+    def read(self, label: str, ids: Ids) -> TokenNll:
+        """Return the losses that the server of a row gives one text."""
+        if label == BASE and self.base is not None:
+            return self.base.read_short(ids, self.frame.context, self.texts.bos)
+        return self.losses.read(ids)
 
     def numbers(self, stores: Mapping[str, Store]) -> dict[str, ModelNumbers]:
         """Return the perplexities that follow from the servers' losses, by row."""

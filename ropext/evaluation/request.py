@@ -30,7 +30,7 @@ from ropext.models.load import silenced
 from ropext.models.patching import base_model
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
-from ropext.options.fields import reads
+from ropext.options.fields import places_read
 from ropext.results import BASE
 from ropext.results.gates import Gate, Metrics, split_run_spec
 from ropext.results.perplexity import PROTOCOLS
@@ -75,7 +75,7 @@ class EvaluationRequest:
         options = self.options
         model = self.model
         runs = [split_run_spec(gate.run)[0] for gate in self.gates if gate.run]
-        read = {"--fail-if": runs, **reads(dict(options), Evaluate)}
+        read = {"--fail-if": runs, **places_read(dict(options), Evaluate)}
         if isinstance(model, str):
             read["MODEL"] = model
         guard.check(read, {"--output": output, "--losses": self.losses})

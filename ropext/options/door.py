@@ -20,9 +20,9 @@ from ropext.options.fields import (
     Options,
     Role,
     TextsOrPlace,
-    item_of,
-    role_of,
-    spelled,
+    option_role,
+    recipe_key,
+    value_kind,
 )
 
 P = ParamSpec("P")
@@ -222,8 +222,8 @@ def _signature_with_options(
 
 def argument_type(info: FieldInfo) -> object:
     """Return the type that a caller in Python may give for an option."""
-    item, is_list, choices = item_of(info)
-    role = role_of(info)
+    item, is_list, choices = value_kind(info)
+    role = option_role(info)
     kind: object = item
     if choices:
         kind = Literal[choices]
@@ -341,7 +341,7 @@ def _argument_name(word: str) -> str:
     name = word.replace("-", "_")
     name = _RENAMED.get(name, name)
     for option in ("for_loaders", "evaluate"):
-        if spelled(option) == name:
+        if recipe_key(option) == name:
             return option
     return name
 

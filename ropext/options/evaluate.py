@@ -39,7 +39,7 @@ from ropext.options.fields import (
     Stored,
     Whole,
     Words,
-    listed,
+    list_schema,
     wanted,
 )
 from ropext.options.tasks import MOST_ITEMS, RULER, TASKS, OwnTask, is_in_words, named_tasks
@@ -71,7 +71,9 @@ def _task_names(value: object, check: Callable[[object], object]) -> tuple[str, 
     return named_tasks(given)
 
 
-TaskNames = Annotated[tuple[str, ...], WrapValidator(_task_names), listed("string"), Role.TASKS]
+TaskNames = Annotated[
+    tuple[str, ...], WrapValidator(_task_names), list_schema("string"), Role.TASKS
+]
 TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harness
 
 

@@ -26,8 +26,8 @@ from ropext.options.fields import (
     Role,
     Tokens,
     flag,
-    listed,
-    plain,
+    list_schema,
+    plain_type,
     shown_default,
     wanted,
 )
@@ -53,7 +53,7 @@ def _loader_names(value: object) -> object:
     return tuple(value)
 
 
-Loaders = Annotated[tuple[str, ...], BeforeValidator(_loader_names), listed("string")]
+Loaders = Annotated[tuple[str, ...], BeforeValidator(_loader_names), list_schema("string")]
 
 
 class Reach(Options):
@@ -206,7 +206,7 @@ def _knob_fields() -> dict[str, tuple[Any, Any]]:
             if "file" in knob.metadata:
                 kind = Annotated[Divisors, Role.PATH]
                 metavar = "FILE"
-            elif get_origin(plain(kind)) is tuple:
+            elif get_origin(plain_type(kind)) is tuple:
                 kind = Divisors
             made[knob.name] = (kind | None, wanted(None, help_text, metavar, panel=Panel.KNOBS))
     return made

@@ -54,14 +54,14 @@ YAML = "yaml"  # context of a validation in which every value is still a text
 _SPELLED = {"for_loaders": "for", "evaluate": "eval"}
 
 
-def spelled(name: str) -> str:
+def recipe_key(name: str) -> str:
     """Return the key of an option in a recipe."""
     return _SPELLED.get(name, name)
 
 
 def flag(name: str) -> str:
     """Return the flag of an option: `--beta-fast` for `beta_fast`."""
-    return "--" + spelled(name).replace("_", "-")
+    return "--" + recipe_key(name).replace("_", "-")
 
 
 # What an option decides. The key of finished work holds only the options that decide it.
@@ -245,7 +245,7 @@ class Texts(str):
 TextsOrPlace = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
 
 
-def as_place(given: TextsOrPlace) -> str:
+def documents_as_place(given: TextsOrPlace) -> str:
     """Return the documents of an option such as --data as one string: their place, or a `Texts`
     that holds them."""
     if isinstance(given, str):
@@ -292,10 +292,10 @@ def _documents_option(value: Any, check: Callable[[object], str], info: Validati
     is_text = isinstance(value, str | bytes) and not isinstance(value, Texts)
     if is_text or not (isinstance(value, PathLike) or _holds_documents(value)):
         return check(value)
-    return as_place(value)
+    return documents_as_place(value)
 
 
-def listed(item: str, or_item: str | None = None) -> WithJsonSchema:
+def list_schema(item: str, or_item: str | None = None) -> WithJsonSchema:
     """Return the JSON schema of an option that takes a list or one text with commas."""
     if or_item is None:
         return WithJsonSchema({"type": ["array", item, "string"], "items": {"type": item}})
@@ -323,15 +323,15 @@ ModelPlace = Annotated[Place, Role.MODEL]
 LocalPath = Annotated[Place, Role.PATH]
 OutputPlace = Annotated[Place, Role.OUTPUT]
 Documents = Annotated[str, WrapValidator(_documents_option), Role.DOCUMENTS]
-Words = Annotated[tuple[str, ...], BeforeValidator(_word_list), listed("string")]
+Words = Annotated[tuple[str, ...], BeforeValidator(_word_list), list_schema("string")]
 MethodName = Annotated[str, BeforeValidator(_method_option), Role.METHOD]
 MethodNames = Annotated[Words, BeforeValidator(_method_list), Role.METHOD]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(_number_list), listed("number")]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_number_list), list_schema("number")]
 # Divisors of pairs: infinity, also in transformers' spelling, is a pair that does not rotate.
 Divisor = Annotated[float, AllowInfNan(), BeforeValidator(untagged_float)]
-Divisors = Annotated[tuple[Divisor, ...], BeforeValidator(_number_list), listed("number")]
+Divisors = Annotated[tuple[Divisor, ...], BeforeValidator(_number_list), list_schema("number")]
 Lengths = Annotated[
-    tuple[int, ...], BeforeValidator(_length_list), listed("integer", "string"), Role.TOKENS
+    tuple[int, ...], BeforeValidator(_length_list), list_schema("integer", "string"), Role.TOKENS
 ]
 Link = Literal["copy", "hard", "symlink"]
 # Common names of the types of weights, and torch's names.
@@ -379,7 +379,7 @@ class Options(BaseModel):
         extra="forbid",
         allow_inf_nan=False,
         defer_build=True,
-        alias_generator=spelled,
+        alias_generator=recipe_key,
         validate_by_name=True,
     )
     # A part of the key of finished work. Raise it if the same key would give another result: if a
@@ -408,7 +408,7 @@ class Options(BaseModel):
                     names = type(self).model_fields
                     hint = did_you_mean(name, names, f"known are {', '.join(names)}")
                     raise UsageError(f"unknown option {name!r}; {hint}") from None
-                raise UsageError(f"{flag(name)} {wish(first)}") from None
+                raise UsageError(f"{flag(name)} {expected_value(first)}") from None
 
         # With this, pydantic checks nested options as a part, and errors name their place in the
         # whole.
@@ -420,7 +420,7 @@ class Options(BaseModel):
         raise the `key_schema`."""
         names = set[str]()
         for name, info in type(self).model_fields.items():
-            if decision_of(info) in decisions:
+            if option_decision(info) in decisions:
                 names.add(name)
         return self.model_dump(include=names, exclude_defaults=True, **dumping)
 
@@ -441,7 +441,7 @@ class Options(BaseModel):
         return type(self)(**(given | values))
 
 
-def decision_of(info: FieldInfo) -> str:
+def option_decision(info: FieldInfo) -> str:
     """Return what an option decides, one of DECISIONS."""
     for mark in info.metadata:
         if isinstance(mark, str) and mark in DECISIONS:
@@ -459,7 +459,7 @@ _BOUNDS = {
 }
 
 
-def wish(error: ErrorDetails) -> str:
+def expected_value(error: ErrorDetails) -> str:
     """Say which value an option expects, and which one was given."""
     kind = error["type"]
     value = error["input"]
@@ -502,7 +502,7 @@ JSON = ".json"
 TABLES = (JSON, ".csv", ".tsv")
 
 
-def role_of(info: FieldInfo) -> Role | None:
+def option_role(info: FieldInfo) -> Role | None:
     """Return the role of an option's value, or None if it has none. The mark may be inside of `X |
     None`, and inside of a list."""
     marks = [*info.metadata]
@@ -514,17 +514,17 @@ def role_of(info: FieldInfo) -> Role | None:
     return next((mark for mark in marks if isinstance(mark, Role)), None)
 
 
-def reads(values: Mapping[str, Any], kind: type[Options]) -> dict[str, list[str]]:
+def places_read(values: Mapping[str, Any], kind: type[Options]) -> dict[str, list[str]]:
     """Return the places that the options of this class read, by flag, for the guard."""
     named = dict[str, list[str]]()
     for name, value in values.items():
         info = kind.model_fields.get(name)
-        if info is not None and role_of(info) in READ_ROLES:
-            named[flag(name)] = places_in(value)
+        if info is not None and option_role(info) in READ_ROLES:
+            named[flag(name)] = places_in_option(value)
     return named
 
 
-def places_in(value: object) -> list[str]:
+def places_in_option(value: object) -> list[str]:
     """Return the places in the value of an option. Texts in memory have none, nor have names of
     tasks."""
     if isinstance(value, Texts):
@@ -545,24 +545,24 @@ class ValueKind(NamedTuple):
     choices: tuple[str, ...]  # allowed values; empty if any value of its kind is
 
 
-def item_of(info: FieldInfo) -> ValueKind:
+def value_kind(info: FieldInfo) -> ValueKind:
     """Return the kind of one value of an option."""
-    kind = plain(info.annotation)
+    kind = plain_type(info.annotation)
     is_list = get_origin(kind) is tuple
     if is_list:
-        kind = plain(get_args(kind)[0])
+        kind = plain_type(get_args(kind)[0])
     if get_origin(kind) is Literal:
         return ValueKind(str, is_list, get_args(kind))
     return ValueKind(kind, is_list, ())
 
 
-def plain(declared: Any) -> Any:
+def plain_type(declared: Any) -> Any:
     """Return the type of an option without its None, its bounds and its readers."""
     if get_origin(declared) is Annotated:
-        return plain(get_args(declared)[0])
+        return plain_type(get_args(declared)[0])
     if get_origin(declared) in (Literal, tuple):
         return declared
     for kind in get_args(declared):
         if kind is not NoneType:
-            return plain(kind)
+            return plain_type(kind)
     return declared

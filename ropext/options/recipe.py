@@ -60,10 +60,10 @@ from ropext.options.fields import (
     Role,
     Seed,
     Words,
+    expected_value,
     flag,
-    role_of,
+    option_role,
     wanted,
-    wish,
 )
 from ropext.options.tasks.own import with_place
 from ropext.options.training import Finetune, Fit, FitSettings
@@ -214,7 +214,7 @@ class Recipe(Options):
         names = (kind or type(options)).model_fields
         return {name: getattr(options, name) for name in names if name in options.model_fields_set}
 
-    def extension(self) -> Extend:
+    def extend_options(self) -> Extend:
         """Return the options of the extension, from the recipe's section extend; with `auto`, the
         options that every method gets."""
         given = self.options(EXTEND, Extension)
@@ -225,7 +225,7 @@ class Recipe(Options):
             given["finetune"] = data.value  # some methods suit it better
         return Extend(**given)
 
-    def fitting(self) -> Fit:
+    def fit_options(self) -> Fit:
         """Return the options of the fit, from the recipe's section fit; the section extend sets how
         far, from where, and for whom."""
         given: dict[str, JsonValue] = {"link": self.extend.link}
@@ -234,12 +234,12 @@ class Recipe(Options):
         given |= self.options(EXTEND, Reach)
         return Fit(**given | self.options(FIT, FitSettings))
 
-    def finetuning(self) -> Finetune:
+    def finetune_options(self) -> Finetune:
         """Return the options of the fine-tuning, from the recipe's section finetune."""
         # The run's own checkpoint, in the run's own folder: nobody else edits it.
         return Finetune(**{"link": "hard"} | self.options(FINETUNE, Finetune))
 
-    def evaluation(self, unless_given: Mapping[str, Any] = {}) -> Evaluate:
+    def evaluate_options(self, unless_given: Mapping[str, Any] = {}) -> Evaluate:
         """Return the options of the evaluation, from the recipe's section evaluate; `unless_given`
         holds values that the recipe overrides."""
         return Evaluate(**dict(unless_given) | self.options(EVALUATE, Measuring))
@@ -248,8 +248,8 @@ class Recipe(Options):
         """Return all keys of the recipe, also the defaults, with places as they were written."""
         out = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for loc, entry in self.source.entries.items():
-            is_place = role_at(loc) in PLACE_ROLES and isinstance(entry.value, str)
-            if not is_place and role_at(loc) is not Role.TASKS:
+            is_place = key_role(loc) in PLACE_ROLES and isinstance(entry.value, str)
+            if not is_place and key_role(loc) is not Role.TASKS:
                 continue
             section = out[loc[0]] if loc[1:] else out
             section[loc[-1]] = entry.value
@@ -279,7 +279,7 @@ class Recipe(Options):
         if self.evaluate:
             chosen_by = {"data": self.extend.data} if self.is_auto else {}
             with self.source.naming(EVALUATE):
-                self.evaluation(chosen_by)
+                self.evaluate_options(chosen_by)
 
 
 SECTIONS: dict[str, type[Options]] = {
@@ -290,19 +290,19 @@ SECTIONS: dict[str, type[Options]] = {
 }
 
 
-def keys_of(section: str) -> dict[str, str]:
+def recipe_keys(section: str) -> dict[str, str]:
     """Return the options of a recipe's section, or of its top level if `section` is empty, by their
     keys."""
     kind = SECTIONS.get(section, Options) if section else Recipe
     return {info.alias or name: name for name, info in kind.model_fields.items()}
 
 
-def role_at(loc: Loc) -> Role | None:
+def key_role(loc: Loc) -> Role | None:
     """Return the role of the value of a recipe key; None also if no option has that key."""
     section = loc[0] if loc[1:] else ""
     kind = SECTIONS.get(section, Options) if section else Recipe
-    name = keys_of(section).get(loc[-1])
-    return None if name is None else role_of(kind.model_fields[name])
+    name = recipe_keys(section).get(loc[-1])
+    return None if name is None else option_role(kind.model_fields[name])
 
 
 class _Schema(GenerateJsonSchema):
@@ -427,7 +427,7 @@ def override(entries: dict[Loc, Entry], word: str) -> None:
             raise UsageError(str(error)) from None
     for inside in [at for at in entries if at[: len(loc)] == loc]:
         del entries[inside]
-    if value not in _NULL or key not in keys_of(section):
+    if value not in _NULL or key not in recipe_keys(section):
         entries[loc] = Entry(value, word)
 
 
@@ -483,7 +483,7 @@ def _section_values(source: RecipeSource) -> dict[str, Any]:
     tree = dict[str, Any]()
     for loc, entry in source.entries.items():
         section = tree.setdefault(loc[0], {}) if loc[1:] else tree
-        is_unknown = loc[-1] not in keys_of("".join(loc[:-1]))
+        is_unknown = loc[-1] not in recipe_keys("".join(loc[:-1]))
         if isinstance(section, dict) and (is_unknown or entry.value is not None):
             section[loc[-1]] = _placed_value(loc, entry)
     for name in (FIT, FINETUNE, EVALUATE):
@@ -504,12 +504,12 @@ def _placed_value(loc: Loc, entry: Entry) -> Any:
     """Return a value of a recipe; if it is a place, as seen from here. Hub ids, `ropext://` names
     and absolute paths stay as they are; a relative path counts from the recipe's folder."""
     value = entry.value
-    if role_at(loc) is Role.TASKS and isinstance(value, str):
+    if key_role(loc) is Role.TASKS and isinstance(value, str):
         value = value.split(",")
-    if role_at(loc) is Role.TASKS and isinstance(value, list):
+    if key_role(loc) is Role.TASKS and isinstance(value, list):
         placed = partial(_recipe_place, loc, entry)
         return [with_place(w.strip(), placed) if isinstance(w, str) else w for w in value]
-    if role_at(loc) not in PLACE_ROLES or not isinstance(value, str):
+    if key_role(loc) not in PLACE_ROLES or not isinstance(value, str):
         return dict(value) if isinstance(value, dict) else value
     return _recipe_place(loc, entry, value)
 
@@ -528,7 +528,7 @@ def _recipe_place(loc: Loc, entry: Entry, value: str) -> str:
     if "://" in text or entry.folder == Path():
         return text
     looks_local = is_path(text) or Path(text).suffix in (*DOCUMENTS, *TABLES)
-    if role_at(loc) in LOCAL_ROLES or looks_local or (entry.folder / text).exists():
+    if key_role(loc) in LOCAL_ROLES or looks_local or (entry.folder / text).exists():
         return str(entry.folder / text)
     return text
 
@@ -566,13 +566,13 @@ def _recipe_error(source: RecipeSource, error: ValidationError) -> UsageError:
             said = f"{where}: {_unknown_key_message(loc)}"
         case "model_type":
             said = f"{where}: {dotted} is a section, with keys such as "
-            said += f"{next(iter(keys_of(dotted)))} below it"
+            said += f"{next(iter(recipe_keys(dotted)))} below it"
         case "value_error" if loc[1:]:
             said = f"{where} ({dotted}): {first['ctx']['error']}"
         case "value_error":
             said = _section_message(source, dotted, first["ctx"]["error"])
         case _:
-            said = f"{where}: {dotted} {wish(first)}"
+            said = f"{where}: {dotted} {expected_value(first)}"
     return UsageError(said)
 
 
@@ -597,8 +597,8 @@ def _unknown_key_message(loc: Loc) -> str:
             "--trust-remote-code on the command line"
         )
     said = f"{section or 'a recipe'} has no key {key!r}; "
-    known = keys_of(section)
-    owners = [name for name in SECTIONS if key in keys_of(name)]
+    known = recipe_keys(section)
+    owners = [name for name in SECTIONS if key in recipe_keys(name)]
     if owners and not difflib.get_close_matches(key, known, 1, 0.8):
         return f"{said}it is a key of {' and of '.join(owners)}"
     return said + did_you_mean(key, known, f"known are {', '.join(known)}")

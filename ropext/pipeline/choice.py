@@ -130,7 +130,7 @@ class AutoChoice:
         request = TrainingRequest(
             model=planned.contenders.snapshot.name,
             data=str(keys[f"{FIT}.data"]),
-            options=chosen.fitting(),
+            options=chosen.fit_options(),
             revision=planned.recipe.revision,
         )
         with request.prepared(None, self.call) as job:

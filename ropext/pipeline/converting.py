@@ -19,7 +19,7 @@ from ropext.files.checkpoint.staging import Output, check_output, finish_tree, s
 from ropext.files.gguf import GgufFile, as_file
 from ropext.files.inspecting import open_model, planned
 from ropext.options.extend import Extend, Writing, parse_extend
-from ropext.options.fields import reads
+from ropext.options.fields import places_read
 from ropext.pipeline.extending import MadeExtension, split_options, warned, write_extension
 from ropext.planning import ExtensionPlan
 
@@ -118,7 +118,7 @@ def _opened(model: str, output: Path | None, wish: Mapping[str, Any]) -> GgufFil
         raise UsageError(f"--as directory makes a directory of a GGUF, and {model} is no GGUF")
     check_unlocked(output)
     gguf = as_file(open_model(model))
-    guard.check({"MODEL": gguf.head.path, **reads(wish, Extend)}, {"--output": output})
+    guard.check({"MODEL": gguf.head.path, **places_read(wish, Extend)}, {"--output": output})
     check_gguf_is_readable(gguf)
     return gguf
 

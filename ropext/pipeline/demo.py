@@ -164,7 +164,7 @@ def run(folder: Path, full: bool = False, say: Say = no_messages, show: Show = n
             evaluate(MODEL, folder / "methods", say=say, show=show, **reading)
         measured, numbers = read_models(folder)
         gates = judge(folder)
-        steps = recipe.finetuning().steps
+        steps = recipe.finetune_options().steps
         assert steps is not None  # the recipe says how many
         rows = rows_of(numbers, steps)
         demo = Demo(

@@ -20,7 +20,7 @@ from ropext.files.checkpoint.staging import check_output
 from ropext.files.checkpoint.writing import WriteOptions, Written, write
 from ropext.files.inspecting import open_model, planned
 from ropext.options.extend import Extend, Writing, parse_extend
-from ropext.options.fields import reads
+from ropext.options.fields import places_read
 from ropext.planning import ExtensionPlan
 from ropext.proof.sources import source_of
 from ropext.results.report.text import serving_text
@@ -103,7 +103,7 @@ def prepared(
     options = parse_extend(wish, read_text)
     check_unlocked(output)
     snapshot = open_model(model, revision=revision)
-    guard.check({"MODEL": snapshot.directory, **reads(wish, Extend)}, {"--output": output})
+    guard.check({"MODEL": snapshot.directory, **places_read(wish, Extend)}, {"--output": output})
     return ExtensionJob(snapshot, planned(snapshot, model, options), how)
 
 

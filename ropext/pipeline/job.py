@@ -17,8 +17,8 @@ from ropext.options.fields import (
     READ_ROLES,
     Role,
     flag,
-    places_in,
-    spelled,
+    places_in_option,
+    recipe_key,
 )
 from ropext.options.recipe import (
     CHOSEN,
@@ -27,10 +27,10 @@ from ropext.options.recipe import (
     Loc,
     Recipe,
     RecipeSource,
-    keys_of,
+    key_role,
     make,
     read_recipe,
-    role_at,
+    recipe_keys,
 )
 from ropext.results.gates import Gate, parse_gate, split_run_spec
 
@@ -66,7 +66,7 @@ def from_options(
     entries: dict[Loc, Entry] = {(name,): Entry(value, where) for name, value in top.items()}
     entries[EXTEND,] = Entry({}, where)
     given = {name: value for name, value in extend.items() if name != FINETUNE}
-    entries |= {(EXTEND, spelled(name)): Entry(value, where) for name, value in given.items()}
+    entries |= {(EXTEND, recipe_key(name)): Entry(value, where) for name, value in given.items()}
     entries |= {(name, "data"): Entry(data, where) for name, data in later.items() if data}
     return _checked(make(RecipeSource(where, entries), words))
 
@@ -102,16 +102,16 @@ def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> N
     read: dict[str, Any] = {"the recipe": recipe.source.file, "--model": recipe.model}
     for section in SECTIONS:
         for name, value in recipe.options(section).items():
-            loc = (section, spelled(name))
+            loc = (section, recipe_key(name))
             entry = recipe.source.entries.get(loc)
-            if role_at(loc) not in READ_ROLES or entry is None:
+            if key_role(loc) not in READ_ROLES or entry is None:
                 continue
             if entry.where == CHOSEN:  # the run's own files
                 continue
             is_later = name == "data" and section != EXTEND
-            of_file = f"{section}.{spelled(name)}"
+            of_file = f"{section}.{recipe_key(name)}"
             of_flag = flag(section if is_later else name)
-            read[of_file if recipe.source.file else of_flag] = places_in(value)
+            read[of_file if recipe.source.file else of_flag] = places_in_option(value)
     judged = recipe.source.entries.get((EVALUATE, "fail_if"))
     folder = judged.folder if judged else Path()
     read["--fail-if"] = [folder / split_run_spec(g.run)[0] for g in gates_of(recipe) if g.run]
@@ -125,10 +125,10 @@ def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> N
 def check_data(recipe: Recipe) -> None:
     """Raise InputError if local documents are missing, before hours of other work."""
     for loc, entry in recipe.source.entries.items():
-        if role_at(loc) is not Role.DOCUMENTS or entry.value is None:
+        if key_role(loc) is not Role.DOCUMENTS or entry.value is None:
             continue
         section, key = loc
-        place = recipe.options(section)[keys_of(section)[key]]
+        place = recipe.options(section)[recipe_keys(section)[key]]
         if is_missing(Source(place)):
             raise InputError(
                 f"{entry.where}: {section}.{key} is {place}, and there is no such file or folder"

@@ -70,7 +70,7 @@ class PlannedChoice:
 
     def check_gates(self) -> None:
         """Refuse a gate about a number that the verdict will not measure."""
-        options = self.recipe.evaluation(dict(self.reading) | {"tasks": (TASK,)})
+        options = self.recipe.evaluate_options(dict(self.reading) | {"tasks": (TASK,)})
         labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
         gates = [gate for gate in gates_of(self.recipe) if gate.run is None]
         with self.recipe.source.naming(EVALUATE):
@@ -104,7 +104,7 @@ def plan_choice(recipe: Recipe, call: Call) -> PlannedChoice:
     Raise every error that the choice would raise.
     """
     snapshot = open_snapshot(recipe.model, revision=recipe.revision)
-    request = recipe.extension()
+    request = recipe.extend_options()
     closed, left_out = closed_forms(snapshot, request, recipe.model)
     example = next(iter(closed.values()))
     if example.model.masked_lm:
@@ -119,7 +119,7 @@ def plan_choice(recipe: Recipe, call: Call) -> PlannedChoice:
         plans = {}  # the user gave a temperature, or no theta gives this family's spectrum
     place = str(recipe.extend.data)
     texts = {"data": place, "lengths": (example.target,)}
-    reading = recipe.evaluation(texts).changed(**texts)
+    reading = recipe.evaluate_options(texts).changed(**texts)
     encoder = encoder_of(snapshot, example.model.vocab_size, reading.seed, call)
     has_judges = recipe.evaluate is not None and bool(recipe.evaluate.data)
     documents = divide(reading, encoder, example.target, has_judges)

@@ -17,7 +17,7 @@ from ropext.endpoint.texts import PortTexts
 from ropext.endpoint.vocabulary import text_tokenizer
 from ropext.files.inspecting import open_model
 from ropext.options.endpoint import EndpointOptions, port_options
-from ropext.options.fields import reads
+from ropext.options.fields import places_read
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
 from ropext.results.perplexity import Documents
@@ -34,7 +34,7 @@ def plan_port(
     Refuse a gate about anything else, and an output over, in or around an input.
     """
     options = port_options(given)
-    guard.check(reads(dict(options), EndpointOptions), {"--output": output})
+    guard.check(places_read(dict(options), EndpointOptions), {"--output": output})
     check_unlocked(output)
     if options.data is not None:
         from ropext.evaluation.corpus import (

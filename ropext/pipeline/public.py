@@ -12,7 +12,7 @@ from ropext.base.narration import SILENT, Call, Hooks, Say, Show, no_messages, n
 from ropext.options.door import public
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Choosing, Extend, Writing, is_run
-from ropext.options.fields import TextsOrPlace, as_place
+from ropext.options.fields import TextsOrPlace, documents_as_place
 from ropext.options.recipe import Recipe
 from ropext.options.training import Finetune, Fit
 
@@ -94,7 +94,7 @@ def run(
 @contextmanager
 def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
     """Yield the path of the documents; documents in memory are written to a temporary file."""
-    place = None if data is None else as_place(data)
+    place = None if data is None else documents_as_place(data)
     rows = getattr(place, "rows", None)
     if rows is None:
         yield place
@@ -123,7 +123,7 @@ def finetune(
 
     place = from_home(output)
     call = Call(Hooks(say), force=force)
-    request = TrainingRequest(model_name(directory), as_place(data), Finetune(**options))
+    request = TrainingRequest(model_name(directory), documents_as_place(data), Finetune(**options))
     with request.prepared(place, call) as job:
         done: Finetuned | None = job.make(place, call)
     assert done is not None  # every process of a fine-tuning has it
@@ -151,7 +151,7 @@ def fit(
 
     place = from_home(output)
     call = Call(Hooks(say), force=force)
-    request = fit_request(model_name(model), as_place(data), Fit(**options), revision)
+    request = fit_request(model_name(model), documents_as_place(data), Fit(**options), revision)
     with request.prepared(place, call) as job:
         return job.make(place, call)
 

@@ -15,7 +15,15 @@ from ropext.base.workdir import Flat, beside, release, remove
 from ropext.files.checkpoint.digests import check_unchanged
 from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, rewrite
 from ropext.files.checkpoint.staging import recover, remove_output
-from ropext.options.fields import CONTENT, FILES, NUMBERS, Options, Role, places_in, role_of
+from ropext.options.fields import (
+    CONTENT,
+    FILES,
+    NUMBERS,
+    Options,
+    Role,
+    option_role,
+    places_in_option,
+)
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.step import Step, has_finished_step
 from ropext.pipeline.work import USED, RunContext
@@ -34,8 +42,8 @@ def section_key(name: str, options: Options | None, hashes: Hashes, *words: str)
     key = options.deciding(*words or (NUMBERS, FILES), **how)
     key |= {k: hashes.of_data(place) for k, place in options.deciding(CONTENT, **how).items()}
     for field, info in type(options).model_fields.items():
-        if role_of(info) is Role.TASKS:
-            files = places_in(getattr(options, field))
+        if option_role(info) is Role.TASKS:
+            files = places_in_option(getattr(options, field))
             key["questions"] = [hashes.of_data(place) for place in files]
     return {f"{name}.{k}": value for k, value in key.items() if value != []}
 

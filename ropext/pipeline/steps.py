@@ -32,7 +32,7 @@ class PlanStage(Stage):
         return self.work.folder / "plan.json"
 
     def key(self) -> Flat:
-        wish = self.work.recipe.extension().model_dump(exclude_none=True)
+        wish = self.work.recipe.extend_options().model_dump(exclude_none=True)
         values = {f"extend.{name}": value for name, value in wish.items()}
         if is_function(str(wish.get("method"))):  # the code of the function may have changed
             spectra = [site.wanted.digest() for site in self.work.plan.sites]
@@ -128,7 +128,7 @@ class EvaluateStage(Stage):
 
         work = self.work
         call = work.call_of_stages
-        options = work.recipe.evaluation()
+        options = work.recipe.evaluate_options()
         evaluation = prepare(options, work.lineup(), call.trust_remote_code, work.gates)
         evaluation.tell_warnings(work.say)
         evaluation.make(work.evaluation, call)

@@ -17,7 +17,7 @@ class FitStage(CheckpointStage):
     @property
     def options(self) -> Fit:
         """Return the fit's options, completed by the options of the extension."""
-        return self.work.recipe.fitting()
+        return self.work.recipe.fit_options()
 
     def content(self) -> Flat:
         work = self.work
@@ -61,7 +61,7 @@ class FinetuneStage(CheckpointStage):
 
         data = str(self.work.recipe.options(FINETUNE)["data"])
         call = self.work.call_of_stages
-        options = self.work.recipe.finetuning()
+        options = self.work.recipe.finetune_options()
         (source,) = self.starts_from
         request = TrainingRequest(str(self.work.checkpoint(source)), data, options)
         with request.prepared(self.place, call) as training:

@@ -91,7 +91,7 @@ class RunContext:
         """
         if self.recipe.evaluate is None:
             return
-        options = self.recipe.evaluation()
+        options = self.recipe.evaluate_options()
         grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
         with self.recipe.source.naming(EVALUATE):
             Metrics(options, self.labels, grid).check(self.gates)
@@ -190,7 +190,7 @@ def plan_run(recipe: Recipe, output: Path, call: Call = NOBODY) -> RunContext:
     base = open_snapshot(recipe.model, revision=recipe.revision)
     if not base.is_on_hub:
         base.require_weights()
-    plan = plan_of(base, recipe.extension(), base.name)
+    plan = plan_of(base, recipe.extend_options(), base.name)
     plan.raise_if_refused()
     if not recipe.trains:
         plan = with_far_warning(plan)

@@ -12,7 +12,7 @@ from ropext.base.workdir import beside, check_unlocked
 from ropext.evaluation.corpus import Source, require_data
 from ropext.models.dequantising import dequantised_directory
 from ropext.models.load import silenced
-from ropext.options.fields import Texts, reads
+from ropext.options.fields import Texts, places_read
 from ropext.options.training import Finetune, Fit
 
 if TYPE_CHECKING:  # at run time only one objective is imported
@@ -65,7 +65,7 @@ def _check_output_guard(
     if output is None:
         return
     documents = None if isinstance(data, Texts) else data
-    named = reads(dict(options), type(options))
+    named = places_read(dict(options), type(options))
     guard.check(
         {**subject, "--data": documents, **named},
         {"--output": output, "where the run works": beside(output)},

@@ -25,7 +25,7 @@ from ropext.evaluation.corpus import (
     unread_files,
 )
 from ropext.options.evaluate import Evaluate
-from ropext.options.fields import as_place
+from ropext.options.fields import documents_as_place
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +348,7 @@ def test_a_dataset_of_save_to_disk_is_read_by_split(tmp_path):
 
 def test_a_split_of_data_without_splits_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    for data in (str(tmp_path / "a.txt"), as_place(["text"])):
+    for data in (str(tmp_path / "a.txt"), documents_as_place(["text"])):
         with pytest.raises(InputError, match="no split test: it has none"):
             list(read_documents(Source(data, split="test")))
 
@@ -482,7 +482,7 @@ def test_the_rows_of_tables_and_a_single_object_are_documents():
     for given in (frame, frame["text"], frame.set_index("n"), arrow, arrow["text"]):
         found = read_documents(Source(Evaluate(data=given).data))
         assert [own.content for own in found] == contents
-    found = read_documents(Source(as_place({"body": "a text", "n": 1}), column="body"))
+    found = read_documents(Source(documents_as_place({"body": "a text", "n": 1}), column="body"))
     assert [own.content for own in found] == ["a text"]
 
 
@@ -537,26 +537,26 @@ def test_texts_that_python_holds_are_documents_like_those_of_a_file(tmp_path):
     expected = [own.content for own in read_documents(Source(str(path)))]
     rows = datasets.Dataset.from_dict({"text": contents, "n": [1, 2, 3]})
     for given in (contents, tuple(contents), rows, (own for own in contents)):
-        source = Source(as_place(given))
+        source = Source(documents_as_place(given))
         assert not source.is_streamed
         found = list(read_documents(source))
         assert [own.content for own in found] == expected
         assert found[0].name == "texts:1"
-    named = Source(as_place(rows.rename_column("text", "body")), column="body")
+    named = Source(documents_as_place(rows.rename_column("text", "body")), column="body")
     assert [own.content for own in read_documents(named)] == expected
     with pytest.raises(InputError, match="--data texts holds no document"):
-        list(read_documents(Source(as_place([]))))
+        list(read_documents(Source(documents_as_place([]))))
     with pytest.raises(InputError, match="no column text or messages"):
-        list(read_documents(Source(as_place([{"n": 1}]))))
+        list(read_documents(Source(documents_as_place([{"n": 1}]))))
     with pytest.raises(UsageError, match="--data must be a text"):
         Evaluate(data=3)
     for row, kind in ((None, "a NoneType"), (3, "an int")):
         with pytest.raises(InputError, match=f"texts:3 is {kind}; expected a text or a row"):
-            list(read_documents(Source(as_place(["a", "b", row]))))
+            list(read_documents(Source(documents_as_place(["a", "b", row]))))
     with pytest.raises(InputError, match="column text holds float"):  # pandas writes nan for None
-        list(read_documents(Source(as_place([{"text": math.nan}]))))
+        list(read_documents(Source(documents_as_place([{"text": math.nan}]))))
     splits = datasets.DatasetDict({"train": rows, "test": rows})
-    for refused in (as_place, lambda given: Evaluate(data=given)):
+    for refused in (documents_as_place, lambda given: Evaluate(data=given)):
         with pytest.raises(
             UsageError, match=r'has train, test: give one of them, as data\["train"\]'
         ):

@@ -84,7 +84,7 @@ def number(shown, label, name):
 
 def test_the_recipe_is_four_times_the_context_and_its_lengths_double_up_to_it():
     asked = job.read(demo.RECIPE)
-    assert asked.evaluation().lengths == (WINDOW, 2 * WINDOW, TARGET)
+    assert asked.evaluate_options().lengths == (WINDOW, 2 * WINDOW, TARGET)
     assert asked.extend.factor == demo.FACTOR == TARGET / WINDOW
 
 
@@ -93,8 +93,8 @@ def test_the_full_demo_adds_a_fit_and_a_control_to_the_same_evaluation():
     assert "fit" in full.stages
     assert "fit" not in short.stages
     assert (short.finetune.control, full.finetune.control) == (False, True)
-    assert full.finetuning().steps > short.finetuning().steps
-    assert full.evaluation() == short.evaluation()
+    assert full.finetune_options().steps > short.finetune_options().steps
+    assert full.evaluate_options() == short.evaluate_options()
     assert {*demo.METHODS} < {*demo.MORE_METHODS}
 
 

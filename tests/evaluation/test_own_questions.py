@@ -391,7 +391,7 @@ def test_a_file_of_a_recipe_is_in_the_recipes_folder(tmp_path, monkeypatch, task
     lines(folder / "q.jsonl", [question(1)])
     monkeypatch.chdir(tmp_path)
     recipe = read_recipe("recipes/run.yaml")
-    task = recipe.evaluation().tasks[1]
+    task = recipe.evaluate_options().tasks[1]
     assert task == "q"
     assert (folder / "q.jsonl").samefile(task.source)
     written = recipe.resolved()["evaluate"]["tasks"]

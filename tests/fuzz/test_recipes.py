@@ -10,7 +10,7 @@ import re
 import pytest
 
 from ropext.base.errors import RopextError
-from ropext.options.fields import item_of, spelled
+from ropext.options.fields import recipe_key, value_kind
 from ropext.options.recipe import SECTIONS, RecipeSource, make, parse, read_recipe
 
 GOOD = {
@@ -29,7 +29,7 @@ USUAL = {"method": "yarn pi auto", "for": "vllm", "tasks": "passkey", "model": "
 def value(rng, key, info):
     if rng.random() < 0.25:
         return rng.choice(BAD)
-    item, is_list, choices = item_of(info)
+    item, is_list, choices = value_kind(info)
     words = choices or USUAL.get(key, GOOD[item]).split()
     return f"[{rng.choice(words)}]" if is_list and rng.random() < 0.5 else rng.choice(words)
 
@@ -43,12 +43,12 @@ def recipe(seed):
             keys = {} if section == "extend" else {"data": "ropext://tuning"}
             for name, info in kind.model_fields.items():
                 if rng.random() < 0.06:
-                    keys[spelled(name)] = value(rng, spelled(name), info)
+                    keys[recipe_key(name)] = value(rng, recipe_key(name), info)
             keys |= {"bogus": "3"} if rng.random() < 0.03 else {}
             lines += [f"{section}:" + " {}" * (not keys), *(f"  {k}: {v}" for k, v in keys.items())]
     section = rng.choice(list(SECTIONS))
     name, info = rng.choice(list(SECTIONS[section].model_fields.items()))
-    word = f"{section}.{spelled(name)}={value(rng, spelled(name), info)}"
+    word = f"{section}.{recipe_key(name)}={value(rng, recipe_key(name), info)}"
     return "\n".join(lines) + "\n", [word] * (rng.random() < 0.2)
 
 
@@ -71,8 +71,8 @@ def test_a_recipe_is_read_or_refused_with_its_line(block):
         taken += 1
         again = read_recipe(found.resolved())
         assert again.resolved() == found.resolved(), seed
-        assert again.extension() == found.extension(), seed
+        assert again.extend_options() == found.extend_options(), seed
         if found.fit:  # its weights go to the same place as the extension's by default
-            fits = [one.fitting().changed(link="copy") for one in (found, again)]
+            fits = [one.fit_options().changed(link="copy") for one in (found, again)]
             assert fits[0] == fits[1], seed
     assert taken > 20

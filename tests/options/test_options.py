@@ -18,8 +18,8 @@ from ropext.options.fields import (
     Role,
     Served,
     Stored,
-    item_of,
     role_of,
+    value_kind,
     wanted,
 )
 from ropext.options.training import Finetune, Fit
@@ -70,7 +70,7 @@ COUNTS = [
     (kind, name)
     for kind in (Extend, Fit, Finetune, Evaluate)
     for name, info in kind.model_fields.items()
-    if item_of(info)[:2] == (int, False)
+    if value_kind(info)[:2] == (int, False)
 ]
 
 

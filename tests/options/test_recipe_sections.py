@@ -9,8 +9,8 @@ from ropext.base.errors import InputError, RopextError, UsageError
 from ropext.options.endpoint import ONLY
 from ropext.options.evaluate import Evaluate as EvaluationOptions
 from ropext.options.extend import Extend, Reach
-from ropext.options.fields import item_of
-from ropext.options.recipe import SECTIONS, Recipe, RecipeSource, keys_of, make, parse, schema
+from ropext.options.fields import value_kind
+from ropext.options.recipe import SECTIONS, Recipe, RecipeSource, make, parse, recipe_keys, schema
 from ropext.options.training import Finetune as TrainingOptions
 from ropext.options.training import Fit
 from ropext.pipeline import job
@@ -43,7 +43,7 @@ OF_THE_CALL = {
 
 def sample(info):
     """Return a value of a field's kind, as a command line and as YAML spell it."""
-    item, _, choices = item_of(info)
+    item, _, choices = value_kind(info)
     return choices[-1] if choices else {bool: "true", int: "3", float: "0.5", str: "word"}[item]
 
 
@@ -79,7 +79,7 @@ def test_every_flag_of_the_other_commands_is_a_key_of_its_section():
 KEYS = [
     (section, key, SECTIONS[section].model_fields[field])
     for section in SECTIONS
-    for key, field in keys_of(section).items()
+    for key, field in recipe_keys(section).items()
 ]
 
 
@@ -93,7 +93,7 @@ def test_every_key_means_the_same_in_a_file_and_on_the_command_line(section, key
             found = make(RecipeSource("r.yaml", parse(text, "r.yaml")), words)
         except RopextError as error:
             return str(error).rpartition(": ")[2]
-        return getattr(getattr(found, section), keys_of(section)[key])
+        return getattr(getattr(found, section), recipe_keys(section)[key])
 
     value = {"for": "vllm", "tasks": "passkey", "method": "yarn"}.get(key, sample(info))
     rest = "" if section == "extend" or key == "data" else "data: d, "
@@ -122,7 +122,7 @@ def test_options_and_a_file_make_the_same_job(tmp_path):
         }
     )
     assert one.resolved() == two.resolved() == three.resolved()
-    assert one.extension() == two.extension() == three.extension()
+    assert one.extend_options() == two.extend_options() == three.extend_options()
     assert one.stages == ("plan", "extend", "finetune", "evaluate", "report")
 
 
@@ -133,7 +133,7 @@ def test_the_fit_takes_how_far_and_for_whom_from_extend():
         "seed": 7,
     }
     asked = job.read(wanted)
-    assert asked.fitting() == Fit(
+    assert asked.fit_options() == Fit(
         factor=2.0, for_loaders=("vllm",), start=("yarn",), steps=4, link="copy", seed=7
     )
 
@@ -147,8 +147,8 @@ def test_one_seed_serves_all_sections_without_their_own():
             "evaluate": {"data": "ropext://held-out", "seed": 6},
         }
     )
-    assert asked.finetuning().seed == 5
-    assert asked.evaluation().seed == 6
+    assert asked.finetune_options().seed == 5
+    assert asked.evaluate_options().seed == 6
     assert asked.resolved()["finetune"]["seed"] == 5
 
 

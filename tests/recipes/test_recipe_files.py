@@ -60,7 +60,7 @@ def test_a_recipe_plans_on_the_config_of_its_model(path, tmp_path):
     if model != "ropext://demo":
         shutil.copy(CONFIGS / f"{model}.json", tmp_path / "config.json")
         model = str(tmp_path)
-    plan = inspecting.planned(inspecting.open_model(model), model, asked.extension())
+    plan = inspecting.planned(inspecting.open_model(model), model, asked.extend_options())
     assert (plan.context, plan.target) == REACH[path.stem]
     assert plan.config["max_position_embeddings"] == plan.target
     newest = next(r for r in plan.readings if r.loader == "transformers")
@@ -73,7 +73,7 @@ def test_the_qwen_recipe_equals_its_authors_documentation():
     config = json.loads((CONFIGS / f"{asked.model}.json").read_text())
     from ropext.planning import make_plan
 
-    plan = make_plan(config, asked.extension(), asked.model)
+    plan = make_plan(config, asked.extend_options(), asked.model)
     written = plan.config["rope_scaling"]
     assert written["factor"] == 4.0
     assert written["original_max_position_embeddings"] == 32768

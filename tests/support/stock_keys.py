@@ -118,7 +118,7 @@ def _another(field):
     return next((v for v in choices if v != default), None)
 
 
-def keys_of(cls):
+def recipe_keys(cls):
     """Return key -> a value other than its default, None if none is known."""
     from transformers import PreTrainedConfig
 

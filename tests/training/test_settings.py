@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ropext.base.errors import UsageError
-from ropext.options.fields import item_of
+from ropext.options.fields import value_kind
 from ropext.options.training import Finetune, Fit
 from ropext.training import defaults
 
@@ -145,7 +145,7 @@ def test_a_seed_that_no_generator_takes_is_refused_at_once():
 
 @pytest.mark.parametrize("options", [Finetune, Fit])
 def test_no_count_is_so_large_that_a_run_would_hang_or_overflow(options):
-    counts = [name for name, info in options.model_fields.items() if item_of(info)[0] is int]
+    counts = [name for name, info in options.model_fields.items() if value_kind(info)[0] is int]
     counts = [name for name in counts if name not in ("target", "context", "original_context")]
     assert {"steps", "batch_tokens", "seed"} < set(counts)
     for name in counts:
