@@ -113,7 +113,7 @@ def test_a_directory_with_the_same_questions_is_paired(tmp_path, capsys, monkeyp
     asked = ("--tasks", "niah_single_1", "--lengths", "512", "--items", "1")
     asked += ("--depths", "0,1")
     # The bundled model answers nothing in words; which questions are alike is what counts here.
-    monkeypatch.setattr(assembling, "not_measurable", lambda items, context: {})
+    monkeypatch.setattr(assembling, "unmeasurable_tasks", lambda items, context: {})
     code, told = run("eval", "ropext://demo", *asked, "-o", tmp_path / "demo", capsys=capsys)
     assert code == 0, told.err
     place = MODELS["ropext://demo"]
