@@ -18,7 +18,7 @@ from ropext.options.fields import (
     Role,
     Served,
     Stored,
-    role_of,
+    option_role,
     value_kind,
     wanted,
 )
@@ -83,7 +83,7 @@ def test_lengths_like_4k_are_accepted_where_flags_and_schema_declare_them(kind, 
         reads = True
     except UsageError as error:
         reads = "must be a whole number" not in str(error)
-    assert reads == (role_of(kind.model_fields[name]) is Role.TOKENS)
+    assert reads == (option_role(kind.model_fields[name]) is Role.TOKENS)
 
 
 @pytest.mark.parametrize(

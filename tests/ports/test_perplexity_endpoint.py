@@ -30,7 +30,7 @@ def of_directory(tmp_path_factory) -> Path:
     """Evaluate the bundled model itself."""
     folder = tmp_path_factory.mktemp("perplexity") / "directory"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "draw", lambda measured: {})
+        patch.setattr(evaluation, "draw_evaluation", lambda measured: {})
         ropext.evaluate(
             "ropext://demo", folder, data="ropext://held-out", lengths=LENGTHS, max_docs=DOCS
         )
@@ -169,7 +169,7 @@ def test_another_token_is_no_loss() -> None:
 
     def told(names, values):
         answer = {"choices": [{"logprobs": {"tokens": names, "token_logprobs": values}}]}
-        return losses._losses(answer, [4, 5])
+        return losses._losses_in_answer(answer, [4, 5])
 
     named = ["token_id:4", "token_id:5", "token_id:9"]
     assert told(named, [None, -1.5, -2.0]) == [1.5]
@@ -180,4 +180,4 @@ def test_another_token_is_no_loss() -> None:
     assert told(named, [None, None, -2.0]) is None
     assert told(named, [-0.5, -1.5, -2.0]) is None
     assert told(named, [None, -1.5]) is None
-    assert losses._losses({"choices": []}, [4, 5]) is None
+    assert losses._losses_in_answer({"choices": []}, [4, 5]) is None
