@@ -36,13 +36,14 @@ Kind = TypeVar("Kind")
 
 
 def shown(value: object) -> str:
-    """Return a value in the form for a sentence, at most 60 characters."""
+    """Return a value of config.json in the form for a sentence, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def named(key: str) -> str:
-    """Return a key in the form for a sentence: unchanged, unless it is long or would not print."""
+    """Return a key of config.json in the form for a sentence: unchanged, unless it is long or would
+    not print."""
     return key if len(key) <= 60 and key.isprintable() else shown(key)
 
 
@@ -54,16 +55,17 @@ class Dict:
         self.where = where
 
     def name(self, key: str) -> str:
-        """Return a key with the path of its object, as sentences name it."""
+        """Return a key of config.json with the path of its object, as sentences name it."""
         return f"{self.where}.{named(key)}" if self.where else named(key)
 
     def wrong(self, key: str, wanted: str) -> InputError:
-        """Return the error for a value that is not as `wanted`."""
+        """Return the error for a value of config.json that is not as `wanted`."""
         value = shown(self.values[key])
         return ConfigError(f"{self.name(key)} must be {wanted}, was {value}")
 
     def at(self, path: str) -> "tuple[Dict, str]":
-        """Return the object that a dotted path leads to (empty if it is missing), and its key."""
+        """Return the config object that a dotted path leads to (empty if it is missing), and its
+        key."""
         here: Dict = self
         *parents, key = path.split(".")
         for parent in parents:
@@ -71,12 +73,12 @@ class Dict:
         return here, key
 
     def has(self, key: str) -> bool:
-        """Tell whether a key is present and not null."""
+        """Return whether a key of config.json is present and not null."""
         return self.values.get(key) is not None
 
     def get(self, key: str, kind: type[Kind], of: str = "") -> Kind | None:
-        """Return a value of this type, None if it is absent; `of` names the items of a list for the
-        error."""
+        """Return a value of config.json of this type, None if it is absent; `of` names the items of
+        a list for the error."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -85,7 +87,8 @@ class Dict:
         return value
 
     def integer(self, key: str, low: int = 1, high: int = LARGEST) -> int | None:
-        """Return a whole number within bounds; a float such as 4.0 counts as one."""
+        """Return a whole number of config.json within bounds; a float such as 4.0 counts as an
+        integer."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -103,7 +106,8 @@ class Dict:
         smallest: float = SMALLEST,
         most: float = MOST,
     ) -> float | None:
-        """Return a number above 0, of `smallest` at least and below `most`; with `zero` also 0."""
+        """Return a number of config.json above 0, of `smallest` at least and below `most`; with
+        `zero` also 0."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -119,12 +123,13 @@ class Dict:
         return float(value)
 
     def object(self, key: str) -> "Dict | None":
-        """Return the object under a key, with its path."""
+        """Return the config object under a key, with its path."""
         value = self.get(key, dict)
         return None if value is None else Dict(value, self.name(key))
 
     def numbers(self, key: str, *, zero: bool = False, most: float = MOST) -> list[float] | None:
-        """Return a list of numbers; transformers' {"__float__": "Infinity"} counts as one."""
+        """Return a list of numbers in config.json; transformers' {"__float__": "Infinity"} counts
+        as a number."""
         values = self.get(key, list, "numbers")
         if values is None:
             return None
@@ -184,7 +189,8 @@ class Known(NamedTuple):
 
 @cache
 def packaged(name: str) -> Any:
-    """Return a data file of this room."""
+    """Return a JSON file of what is known about model types: types.json, defaults.json,
+    published.json and the like."""
     return json.loads((files(__package__) / name).read_text("utf-8"))
 
 
@@ -195,7 +201,7 @@ def version() -> str:
 
 @cache
 def census() -> dict[str, Known]:
-    """Return the scheme of every model type of that version."""
+    """Return the position scheme of every model type of that transformers version."""
     out: dict[str, Known] = {}
     for scheme, types in packaged("types.json").items():
         if scheme == "composite":
@@ -207,8 +213,8 @@ def census() -> dict[str, Known]:
 
 
 def defaults_of(kind: str, facts: Facts, *, composite: bool = False) -> dict[str, Any]:
-    """Return the meaning of absent keys for a rotary type. For a composite type, return the keys
-    that it adds to a text config that omits them."""
+    """Return the meaning of absent config keys for a rotary model type. For a composite type,
+    return the keys that it adds to a text config that omits them."""
     stored = packaged("defaults.json")["composites" if composite else "types"]
     if kind in stored:
         keys: dict[str, Any] = stored[kind]
@@ -246,7 +252,7 @@ def parts(part: Dict) -> Iterator[Dict]:
 
 
 def flat(value: Any) -> Iterator[Any]:
-    """Yield a value, or the items of a list and of the lists inside it."""
+    """Yield a value of config.json, or the items of a list and of the lists inside it."""
     if not isinstance(value, list):
         yield value
         return
@@ -275,8 +281,8 @@ class Located(NamedTuple):
 
 
 def locate(config: dict[str, Any]) -> Located:
-    """Return the place of a config's text part, by the census, else by the remembered facts about
-    its types."""
+    """Return the place of a config's text part, by the census of model types, else by the
+    remembered facts about its types."""
     if not isinstance(config, dict):
         raise InputError(f"config.json must hold an object, held {shown(config)}")
     here = Dict(config)
@@ -316,7 +322,8 @@ def locate(config: dict[str, Any]) -> Located:
 
 
 def _own_code(config: Mapping[str, Any], kind: str) -> str:
-    """Return why ropext does not ask stock transformers about a type; "" if it does."""
+    """Return why ropext does not ask transformers about a model type with code of its own; "" if it
+    does."""
     if differs := packaged("renamed.json")["differs"].get(kind):
         return f"config.json: {kind} has its own code, which differs from {differs} in transformers"
     if config.get("auto_map"):
@@ -328,7 +335,7 @@ def _own_code(config: Mapping[str, Any], kind: str) -> str:
 
 
 def unknown(kind: str, lacks: str = "") -> str:
-    """Return the sentence that a type is unknown; `lacks` is a clause about the installed
+    """Return the sentence that a model type is unknown; `lacks` is a clause about the installed
     transformers."""
     beside = f" ({lacks})" * bool(lacks)
     return (

@@ -60,14 +60,14 @@ _BY_SHAPE: dict[str, Facts] = {}
 
 
 def remember_facts(config: JsonObject, facts: Facts) -> None:
-    """Keep the facts about the types of a config, for later reads of it."""
+    """Keep the facts about the model types of a config, for later reads of it."""
     _BY_CONFIG.setdefault(digest(config), facts)
     _BY_SHAPE[_shape_of_config(config)] = facts
 
 
 def remembered_facts(config: JsonObject) -> Facts:
-    """Return the facts about the types of a config, or of a config that differs from it only in
-    keys that an extension writes."""
+    """Return the facts about the model types of a config, or of a config that differs from it only
+    in keys that an extension writes."""
     facts = _BY_CONFIG.get(digest(config))
     if facts is None:
         return _BY_SHAPE.get(_shape_of_config(config), NO_FACTS)
@@ -75,17 +75,18 @@ def remembered_facts(config: JsonObject) -> Facts:
 
 
 def is_remembered(config: JsonObject) -> bool:
-    """Return whether facts about this very config are kept."""
+    """Return whether facts about the model types of this very config are kept."""
     return digest(config) in _BY_CONFIG
 
 
 def forget() -> None:
-    """Drop all kept facts."""
+    """Drop all kept facts about model types that the census lacks."""
     _BY_CONFIG.clear()
     _BY_SHAPE.clear()
 
 
 def _shape_of_config(config: JsonObject) -> str:
+    """Return a digest of a config without the keys that an extension writes."""
     return digest(_without_written(config))
 
 
@@ -103,6 +104,6 @@ def _without_written(value: Json) -> Json:
 
 
 def _may_stop_layers(item: Json) -> bool:
-    """Return whether a rope key may tell which layers rotate: by a list, or by a null in its
-    dict."""
+    """Return whether a rope key of a config may state which layers rotate: by a list, or by a null
+    in its dict."""
     return isinstance(item, list) or (isinstance(item, Mapping) and None in item.values())

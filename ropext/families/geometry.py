@@ -44,8 +44,9 @@ class CacheLayer(NamedTuple):
     is_latent: bool = False  # one vector for all heads, from which keys and values are made
 
     def kept(self, tokens: int, step: int = 1, beside: int = 0) -> int:
-        """Return the numbers kept for so many tokens by an engine whose cache grows by `step`
-        tokens. A windowed layer keeps `beside` tokens more than its window."""
+        """Return the numbers that a layer's KV cache keeps for so many tokens, in an engine whose
+        cache grows by `step` tokens. A windowed layer keeps `beside` tokens more than its
+        window."""
         cells = -(-tokens // step) * step
         if self.window:
             cells = min(cells, -(-(self.window + beside) // step) * step)
@@ -75,12 +76,12 @@ class TextConfig(Dict):
         self.defaults = defaults_of(text_type, facts)
 
     def names_of(self, key: str) -> tuple[str, ...]:
-        """Return the names under which the config may hold a key; the family's own first."""
+        """Return the names under which config.json may hold a key; the family's own first."""
         name = self.defaults.get("names", {}).get(key)
         return (name, key) if name else (key,)
 
     def stated(self, key: str, high: int = MOST_CHANNELS) -> int | None:
-        """Return a size as the config states it, under either of its names."""
+        """Return a size of a model as its config states it, under either of its names."""
         for name in self.names_of(key):
             value = self.integer(name, 0 if key in MAY_BE_ZERO else 1, high)
             if value is not None:
@@ -88,7 +89,8 @@ class TextConfig(Dict):
         return None
 
     def size(self, key: str, high: int = MOST_CHANNELS) -> int | None:
-        """Return a size as the config states it, or the class default if its key is absent."""
+        """Return a size of a model as its config states it, or the class default if its key is
+        absent."""
         value = self.stated(key, high)
         if value is None and not any(name in self.values for name in self.names_of(key)):
             default = self.defaults.get(key)
@@ -97,7 +99,7 @@ class TextConfig(Dict):
 
     @cached_property
     def sizes(self) -> Sizes:
-        """The sizes of the config, each checked."""
+        """The sizes of the model in config.json, each checked."""
         layers = self.size("num_hidden_layers", MOST_LAYERS)
         if layers is None and (pairs := self.size("num_layers", MOST_LAYERS)):
             layers = 2 * pairs  # LongCat: two attention layers in each
@@ -142,7 +144,8 @@ class TextConfig(Dict):
 
 
 def _own_kv_heads(text: TextConfig) -> int | None:
-    """Return the number of key/value heads for a family that has its own key for it."""
+    """Return the number of key/value heads for a model family that has its own config key for
+    it."""
     holder, key = text.at(text.row.kv_heads)
     one = holder is text and text.get("multi_query", bool) is not False
     if one and not text.get("new_decoder_architecture", bool):  # Falcon's own rule
@@ -152,7 +155,7 @@ def _own_kv_heads(text: TextConfig) -> int | None:
 
 def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
     """Return the type of each layer: from a list in the config, from a key with the interval of
-    another type, or from the class's own pattern."""
+    another type, or from the pattern of the model's class."""
     for key in ("layer_types", "layers_block_type"):
         given = text.get(key, list, "strings")
         if given is None:
@@ -189,7 +192,8 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
 
 
 def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:
-    """Return the window and the type of each layer, for the ways in which families state them."""
+    """Return the sliding window and the type of each layer, for the ways in which families state
+    them in config.json."""
     window = text.size("sliding_window", 1 << 40) or None
     full = "full_attention"
     rotates = _rotates(text, len(layer_types)) if not text.has("layer_types") else []
@@ -218,8 +222,8 @@ def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None,
 
 
 def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
-    """Return for each layer whether it rotates; an empty list if nothing states it. SmolLM 3 and
-    Llama 4 list 1 or 0; Muse and Granite list a theta, or 0."""
+    """Return for each layer whether it rotates by its config; an empty list if nothing states it.
+    SmolLM 3 and Llama 4 list 1 or 0; Muse and Granite list a theta, or 0."""
     given = text.numbers("no_rope_layers", zero=True)
     if not given and (text.row.zero_theta_stops or text.row.layer_thetas):
         given = text.numbers("layer_rope_theta", zero=True, most=LARGEST_THETA)
@@ -232,8 +236,9 @@ def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
 
 
 def label_size(text: TextConfig, label: Label | None, key: str) -> int | None:
-    """Return a size of the layers that use a label (Gemma 4's full layers have wider heads). It is
-    in per_layer_config, else under a key of the label, else it is the size of all layers."""
+    """Return a size of the layers that use a label of a nested rope dict (Gemma 4's full layers
+    have wider heads). It is in per_layer_config, else under a key of the label, else it is the size
+    of all layers."""
     layered = text.object("per_layer_config")
     if label is not None and layered is not None:
         for index, kind in enumerate(text.sizes.layer_types):
@@ -247,8 +252,8 @@ def label_size(text: TextConfig, label: Label | None, key: str) -> int | None:
 
 
 def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
-    """Return the number of rotating channels in a head: head_dim times the partial factor if the
-    family reads one."""
+    """Return the number of rotating channels in a head by its config: head_dim times the partial
+    factor if the family reads it."""
     key = label.rotation if label else text.row.dim
     head = label_size(text, label, key) or text.sizes.head_dim
     if head is None:
@@ -284,17 +289,17 @@ def partial_factor(row: Family, params: Params) -> float:
 
 
 def attends(layer_type: str) -> bool:
-    """Tell whether layers of this type attend."""
+    """Return whether layers of this type in a config's layer_types attend."""
     return not any(word in layer_type for word in NOT_ATTENTION)
 
 
 def is_windowed(layer_type: str) -> bool:
-    """Tell whether layers of this type see a window only."""
+    """Return whether layers of this type in a config's layer_types see a window only."""
     return "sliding" in layer_type or "chunked" in layer_type or "local" in layer_type
 
 
 def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
-    """Return the cache of every layer; None if a size is not known."""
+    """Return the KV cache of every layer that a config describes; None if a size is not known."""
     sizes = text.sizes
     out = list[CacheLayer]()
     layers = sizes.layers or 0
@@ -318,8 +323,8 @@ def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
 
 
 def _cache_layer(text: TextConfig, index: int, kind: str) -> CacheLayer | None:
-    """Return the cache of a layer of this kind; None if a size is not known. If keys and values are
-    one vector (DeepSeek V4), it is kept once."""
+    """Return the KV cache of a config's layer of this kind; None if a size is not known. If keys
+    and values are one vector (DeepSeek V4), it is kept once."""
     row = text.row
     label = next((one for one in row.labels if kind in one.kinds), None)
     # Latent attention (MLA) keeps one compressed vector and one rotary key for all heads.

@@ -77,13 +77,14 @@ class Model:
 
     @property
     def scaled_sites(self) -> tuple[RopeSite, ...]:
-        """Return the sites that an extension scales."""
+        """Return the rotary embeddings of the model's config that an extension scales."""
         return tuple(s for s in self.sites if s.scaled)
 
     def kv_bytes(
         self, tokens: int, bytes_per_value: int = 2, *, step: int = 1, beside: int = 0
     ) -> int | None:
-        """Return the bytes of the KV cache of one sequence of `tokens`; None if they are not known.
+        """Return the bytes of the model's KV cache for a sequence of `tokens`; None if they are not
+        known.
 
         Windowed layers keep only their window (CacheLayer explains `step` and `beside`). A masked
         language model reads all tokens at once and has no cache.
@@ -111,8 +112,8 @@ class Problem:
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
-    """Return every changed value by path; a list, or a rope dict of another type, counts as one
-    value."""
+    """Return every changed value between two configs by path; a list, or a rope dict of another
+    type, counts as one value."""
     edits: list[Edit] = []
     for key in dict.fromkeys(old) | dict.fromkeys(new):
         before = old.get(key, ABSENT)
@@ -251,8 +252,8 @@ def _alpha(text: TextConfig, source: str) -> Lengths:
 def with_lengths(
     text: TextConfig, sites: tuple[RopeSite, ...], source: str
 ) -> tuple[tuple[RopeSite, ...], tuple[Lengths, ...], list[str]]:
-    """Return the sites with the length that each reads and its original one, these lengths, and
-    notes about them. `source` is the config's name in sentences."""
+    """Return the rotary embeddings of a config with the length that each reads and its original
+    one, these lengths, and notes about them. `source` is the config's name in sentences."""
     stated = text.sizes.context
     spans = tuple(lengths_of(text, site, source) for site in sites)
     out = list[RopeSite]()
@@ -388,7 +389,8 @@ def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bo
 
 
 def rotating_layers(row: Family, sizes: Sizes) -> int | None:
-    """Return the number of layers that rotate, for a model with one embedding for all."""
+    """Return the number of layers that rotate by their config, for a model with one rotary
+    embedding for all."""
     if not sizes.layer_types:
         return sizes.layers and sizes.layers - sizes.rotates.count(False)
     kinds = [kind for kind in sizes.layer_types if attends(kind)]
@@ -398,8 +400,8 @@ def rotating_layers(row: Family, sizes: Sizes) -> int | None:
 
 
 def scaled_alone(sites: list[RopeSite], windowed: Mapping[str, bool]) -> tuple[RopeSite, ...]:
-    """Return the sites with those marked as scaled whose layers see all tokens; all of them if
-    every layer sees a window."""
+    """Return the rotary embeddings of a nested rope dict with those marked as scaled whose layers
+    see all tokens; all of them if every layer sees a window."""
     marked = [replace(site, scaled=not windowed[site.label]) for site in sites]
     if marked and not any(site.scaled for site in marked):
         return tuple(replace(site, scaled=True) for site in marked)

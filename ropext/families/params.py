@@ -56,7 +56,7 @@ TYPE_NAMES = {"mrope": "default", "su": "longrope"}
 
 
 def conflict(one: tuple[str, Any], two: tuple[str, Any]) -> Problem:
-    """Return the problem of two spellings that differ, each a key and its value."""
+    """Return the problem of two spellings in config.json that differ, each a key and its value."""
     (a, x), (b, y) = one, two
     sentence = (
         f"config.json: {a} is {shown(x)} but {b} is {shown(y)}; loaders disagree on which they"
@@ -66,8 +66,8 @@ def conflict(one: tuple[str, Any], two: tuple[str, Any]) -> Problem:
 
 
 def normalised(source: Dict, family: Family) -> Params:
-    """Return a rope dict with checked values: one type key, floats as floats, lengths as
-    integers."""
+    """Return a rope dict of config.json with checked values: one type key, floats as floats,
+    lengths as integers."""
     kind = source.get("rope_type", str) or source.get("type", str) or "default"
     if "longrope" in family.forms and "yarn" not in family.forms and kind == "yarn":
         kind = "longrope"  # Phi-3's configuration class renames it
@@ -102,8 +102,8 @@ def normalised(source: Dict, family: Family) -> Params:
 
 
 def _refuse_misspelt(key: str, source: Dict) -> None:
-    """Raise ConfigError with the key that was meant, if this key differs from it by one letter or
-    two and nothing reads it."""
+    """Raise ConfigError with the rope key that was meant, if this key differs from it by one letter
+    or two and nothing reads it."""
     near = difflib.get_close_matches(key, FORM_KEYS - source.values.keys(), 1, 0.9)
     if near:
         raise ConfigError(
@@ -112,8 +112,8 @@ def _refuse_misspelt(key: str, source: Dict) -> None:
 
 
 def keep_query_scales(standing: Params, new: Params) -> Params:
-    """Return the new dict with every key that the scaling of queries reads, as the old dict has
-    it."""
+    """Return the new rope dict with every key that the scaling of queries reads, as the old rope
+    dict has it."""
     read = [key for s in QUERY_KEYS if s.key in standing for key in (s.key, *s.beside)]
     return new | {key: standing[key] for key in read if key in standing}
 
@@ -123,7 +123,7 @@ _MAY_MISS = ("rope_theta", "partial_rotary_factor", "attn_factor", "short_mscale
 
 
 def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Problem]:
-    """Yield the differences by which two dicts for the same embedding would give different
+    """Yield the differences by which two rope dicts for the same embedding would give different
     spectra."""
     scaling = {s.key for s in QUERY_KEYS} & (a.keys() | b.keys())
     keys = FORM_KEYS | {"partial_rotary_factor"} | scaling
@@ -140,15 +140,16 @@ def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Pro
 
 
 def scalar_conflicts(places: list[tuple[str, float]]) -> Iterator[Problem]:
-    """Yield each pair of places at which theta or the partial factor has different values."""
+    """Yield each pair of places in config.json at which theta or the partial factor has different
+    values."""
     for one, two in itertools.pairwise(places):
         if not forms.agree(one[1], two[1]):
             yield conflict(one, two)
 
 
 def follows_from_lengths(longrope: Params, target: int) -> bool:
-    """Return whether stock derives this attention factor from the two lengths that the config
-    states, so that it need not be written."""
+    """Return whether transformers derives a longrope's attention factor from the two lengths that
+    the config states, so that it need not be written."""
     wanted = longrope.get("attention_factor")
     if wanted is None or "short_mscale" in longrope:
         return wanted is None
@@ -157,8 +158,8 @@ def follows_from_lengths(longrope: Params, target: int) -> bool:
 
 
 def _three_keys(text: TextConfig, short: Params, whole: Params) -> Params:
-    """Return Phi-3's legacy dict of three keys, with stock's derived value for each further key of
-    `whole`."""
+    """Return Phi-3's legacy rope dict of three keys, with transformers' derived value for each
+    further key of `whole`."""
     original = text.integer("original_max_position_embeddings")
     original = original or text.defaults.get("original_max_position_embeddings")
     stated = text.integer("max_position_embeddings") or text.defaults["max_position_embeddings"]
@@ -174,14 +175,15 @@ def _three_keys(text: TextConfig, short: Params, whole: Params) -> Params:
 
 
 def _stated_outside_dicts(text: TextConfig, paths: tuple[str, ...]) -> list[tuple[str, float]]:
-    """Return the places outside the rope dicts that state a number, each with its value."""
+    """Return the places in config.json outside the rope dicts that state a number, each with its
+    value."""
     holders = [text.at(path) for path in paths]
     values = [(d.name(key), d.number(key, most=forms.LARGEST_THETA)) for d, key in holders]
     return [(place, value) for place, value in values if value is not None]
 
 
 def _given_rope_dicts(text: TextConfig, *sources: Dict | None) -> list[tuple[str, Params]]:
-    """Return the rope dicts that hold something, each under its name."""
+    """Return the rope dicts of a config that hold something, each under its name."""
     return [(s.where, normalised(s, text.row)) for s in sources if s is not None and s.values]
 
 
@@ -192,7 +194,8 @@ def _completed_rope_dict(params: Params, **defaults: float | None) -> Params:
 
 
 def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
-    """Return the one dict of a flat family, complete, and the conflicts between its spellings."""
+    """Return the one rope dict of a flat model family, complete, and the conflicts between its
+    spellings."""
     row = text.row
     defaults = text.defaults
     sources = [text.object("rope_scaling"), text.object("rope_parameters")]
@@ -228,8 +231,8 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
 
 
 def turning_share(text: TextConfig) -> float | None:
-    """Return the share of a head that rotates, if the class counts the other channels by
-    themselves."""
+    """Return the share of a head that rotates, if the model's class counts the other channels by a
+    config key of their own."""
     turning = text.size(text.row.dim)
     still = text.size(text.row.non_rotating_key)
     return turning / (turning + still) if turning and still else None
@@ -238,7 +241,8 @@ def turning_share(text: TextConfig) -> float | None:
 def _share_conflict(
     text: TextConfig, given: list[tuple[str, Params]], current: Params
 ) -> Iterator[Problem]:
-    """Yield a problem if stock would rotate another share of a head than the config's channels."""
+    """Yield a problem if transformers would rotate another share of a head than the config's
+    channels."""
     name = "partial_rotary_factor"
     share = turning_share(text)
     read = share if not given or given[0][0].endswith("rope_parameters") else 1.0
@@ -264,7 +268,8 @@ def _lost_keys(
 
 
 def _refuse_nested(sources: list[Dict]) -> None:
-    """Raise ConfigError for a dict per layer type in a model that has one embedding for all."""
+    """Raise ConfigError for a rope dict per layer type in a model that has one embedding for
+    all."""
     for source in sources:
         inner = [key for key, value in source.values.items() if isinstance(value, dict)]
         if inner and len(inner) == len(source.values):
@@ -275,8 +280,8 @@ def _refuse_nested(sources: list[Dict]) -> None:
 
 
 def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
-    """Return one dict per layer type, complete (None: these layers do not rotate), and
-    conflicts."""
+    """Return one rope dict per layer type, complete (None: these layers do not rotate), and
+    conflicts between spellings."""
     row = text.row
     legacy = text.object("rope_scaling")
     modern = text.object("rope_parameters")
@@ -305,16 +310,16 @@ def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Proble
 
 
 def _rotating_share(text: TextConfig) -> float | None:
-    """Return the partial factor that follows from a number of rotating channels, if that is
-    stated."""
+    """Return the partial factor that follows from a number of rotating channels, if the config
+    states it."""
     channels = text.integer(text.row.rotary_dim) if text.row.rotary_dim else None
     head = text.sizes.head_dim
     return channels / head if channels and head else None
 
 
 def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
-    """Return the keys that complete a label's dict: class defaults, and before them top-level keys
-    with one number for all layers or one for each."""
+    """Return the keys that complete the rope dict of a layer type: class defaults, and before them
+    top-level keys with one number for all layers or one for each."""
     row = text.row
     kinds = text.sizes.layer_types
     out: dict[str, Params] = dict(text.defaults.get("rope", {}))
@@ -334,8 +339,9 @@ def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
 
 
 def _refuse_unread_type(flat: Dict) -> None:
-    """Raise ConfigError for a scaling that only `type` names. transformers 5 merges a flat dict
-    into one with the rope_type "default", so it never sees the scaling; transformers 4 did."""
+    """Raise ConfigError for a rope dict whose scaling only `type` names. transformers 5 merges a
+    flat dict into one with the rope_type "default", so it never sees the scaling; transformers 4
+    did."""
     kind = flat.values.get("type")
     if flat.values.get("rope_type") is None and kind not in (None, "default"):
         raise ConfigError(
@@ -347,8 +353,8 @@ def _refuse_unread_type(flat: Dict) -> None:
 def _read_label(
     text: TextConfig, label: Label, modern: Dict | None, flat: Dict | None, class_default: Params
 ) -> tuple[Params | None, list[Problem]]:
-    """Return the dict of one layer type, complete (None: these layers do not rotate), and
-    conflicts."""
+    """Return the rope dict of a layer type, complete (None: these layers do not rotate), and
+    conflicts between spellings."""
     inner = modern.object(label.name) if modern else None
     null = modern is not None and label.name in modern.values and inner is None
     if null and text.row.legacy == "absent":

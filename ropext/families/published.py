@@ -22,6 +22,7 @@ class Witness:
 
     @property
     def sentence(self) -> str:
+        """What others state about a published model, with date and source."""
         easy = ", needles alone" if self.needles else ""
         return f"{self.said} ({self.date}{easy}; {self.source})"
 
@@ -63,10 +64,12 @@ class Published:
 
     @property
     def how(self) -> str:
+        """The published recipe in words: its method, factor and context."""
         return f"{_NAMES[self.method]} {self.factor:g} from {self.context:,}"
 
     def fits(self, model: Model) -> bool:
-        """Return whether the config has this recipe, or is the released one without it."""
+        """Return whether the config has this published recipe, or is the released config without
+        it."""
         site = model.scaled_sites[0]
         lengths = (self.stated, round(self.context * self.factor))
         shape = model.text_type in self.types and model.stated_context in lengths
@@ -75,18 +78,19 @@ class Published:
         return shape and (self.carried(model) or not (self.ships or site.rope.is_scaled))
 
     def carried(self, model: Model) -> bool:
-        """Return whether the config's rope dict is this recipe."""
+        """Return whether the config's rope dict is this published recipe."""
         site = model.scaled_sites[0]
         stated = (site.params["rope_type"], site.params.get("factor"), site.rope.original_context)
         return stated == (self.method, self.factor, self.context)
 
     @property
     def longest(self) -> int:
-        """The tokens that the recipe reaches."""
+        """The tokens that the published recipe reaches."""
         return round(self.context * self.factor)
 
     def spectrum(self, model: Model, target: int) -> Spectrum:
-        """Return the recipe's RoPE frequencies for a target, from the released rope dict."""
+        """Return the published recipe's RoPE frequencies for a target, from the released rope
+        dict."""
         site = model.scaled_sites[0]
         released = dict(site.params) if self.ships else {}
         lengths = {
@@ -117,7 +121,8 @@ class Published:
 
     @property
     def why_length_alone(self) -> str:
-        """The reason to raise the length alone, up to the card's."""
+        """The reason to raise the stated length of config.json alone, up to the length on the
+        authors' card."""
         place = f"{self.date}; {self.source}"
         seen = "; ".join(one.sentence for one in self.others)
         return (
@@ -170,7 +175,7 @@ class Published:
 
 
 def recipe_of(model: Model) -> Published | None:
-    """Return the recipe of this model's authors, if it is known."""
+    """Return the recipe in published.json of this model's authors, if it is known."""
     for entry in packaged("published.json"):
         others = tuple(Witness(**other) for other in entry.get("others", ()))
         recipe = Published(**(entry | {"others": others}))

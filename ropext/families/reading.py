@@ -117,7 +117,8 @@ def read(config: dict[str, Any], context: int | None = None, original: int | Non
 
 
 def as_read(config: dict[str, Any]) -> Model:
-    """Return the model as stock transformers 5 reads it, also if other loaders read another."""
+    """Return the model of a config as transformers 5 reads it, also if other loaders read
+    another."""
     return interpret(config)[0]
 
 
@@ -222,7 +223,8 @@ def _model_of(
 
 
 def _is_mrope(text: TextConfig) -> bool:
-    """Return whether images rotate by three axes: by their class, or by one of the rope dicts."""
+    """Return whether images rotate by three axes: by the class of the model type, or by a rope
+    dict."""
     if text.type in table.MROPE or any(d and d.has("mrope_section") for d in rope_dicts(text)):
         return True
     about = text.facts.get(text.type)
@@ -265,14 +267,15 @@ def _note_on_described_type(
 
 
 def _basis_of_kv_cache(about: Described) -> str:
-    """Return the basis on which the KV cache of a described type is counted."""
+    """Return the basis on which the KV cache of a described model type is counted."""
     if about.widths and None not in about.widths:
         return "the sizes of its projections"
     return "the usual keys, which may be others here"
 
 
 def _computes_module(site: RopeSite, module: Numbers) -> bool:
-    """Return whether a site has a module's numbers, except for float32's last bits."""
+    """Return whether a config's rotary embedding has the numbers of a module of transformers,
+    except for float32's last bits."""
     spectrum = site.rope.spectrum
     if module.label not in ("", site.label) or len(module.inv_freq) != len(spectrum.inv_freq):
         return False
@@ -283,14 +286,14 @@ def _computes_module(site: RopeSite, module: Numbers) -> bool:
 
 
 def _all_close(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether all numbers are equal within float32's bounds."""
+    """Return whether all RoPE frequencies equal those of transformers within float32's bounds."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=STOCK_BOUND) for a, b in pairs)
 
 
 def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str, Any]:
-    """Return the text config with the keys that its composite adds; a theta in a rope dict has
-    precedence."""
+    """Return the text config with the keys that its composite model type adds; a theta in a rope
+    dict has precedence."""
     added = defaults_of(model_type, facts, composite=True)
     dicts = [part.get("rope_parameters"), part.get("rope_scaling")]
     if any(isinstance(d, dict) and d for d in dicts):
@@ -317,7 +320,7 @@ def _check_rotates(text: TextConfig) -> None:
 
 
 def _sites(text: TextConfig, params_by_label: Mapping[str, Params | None]) -> tuple[RopeSite, ...]:
-    """Return every rotary embedding; if all layers see windows, all are scaled."""
+    """Return every rotary embedding of a config; if all layers see windows, all are scaled."""
     row = text.row
     if not row.labels:
         params = params_by_label[""]
@@ -337,7 +340,7 @@ def _sites(text: TextConfig, params_by_label: Mapping[str, Params | None]) -> tu
 
 
 def _listed_sites(text: TextConfig, params: Params) -> tuple[RopeSite, ...]:
-    """Return one embedding per theta in layer_rope_theta (0: these layers do not rotate)."""
+    """Return a rotary embedding per theta in layer_rope_theta (0: these layers do not rotate)."""
     listed = text.sizes.layer_thetas
     thetas = sorted({theta for theta in listed if theta})
     if not thetas:
@@ -353,7 +356,8 @@ def _listed_sites(text: TextConfig, params: Params) -> tuple[RopeSite, ...]:
 
 
 def _site(text: TextConfig, label: Label | None, params: Params) -> RopeSite:
-    """Return the embedding of a label, its rope dict completed as stock completes it."""
+    """Return the rotary embedding of a label, its rope dict completed as transformers completes
+    it."""
     kind = params["rope_type"]
     if kind in NAMED:
         # Phi-3's way: at top level (or a class field there) it overrides the dict's.

@@ -24,8 +24,8 @@ NEED_HEAD_DIM = ("yarn", "dynamic", "longrope")
 def respell(
     config: dict[str, Any], params: Sequence[Params] = (), target: int | None = None
 ) -> dict[str, Any]:
-    """Return the config with every spelling rewritten: from `params`, one for each scaled
-    embedding, or from the values that stock transformers 5 reads."""
+    """Return config.json with every spelling rewritten: from `params`, one for each scaled
+    embedding, or from the values that transformers 5 reads."""
     model = as_read(config)
     sites = model.scaled_sites
     if len(params) not in (0, len(sites)):
@@ -42,6 +42,7 @@ def respell(
 def _written_anew(
     config: dict[str, Any], model: Model, params: Sequence[Params], target: int | None
 ) -> dict[str, Any]:
+    """Return config.json as ropext would write it for these rope dicts and a length."""
     length = target or model.context
     labels = [site.label for site in model.scaled_sites]
     out = write(config, model, dict(zip(labels, params, strict=True)), length)
@@ -78,8 +79,8 @@ def with_spelling_in_force(config: dict[str, Any], spelling: str | None) -> dict
 
 
 def check_spellings(config: dict[str, Any]) -> list[Problem]:
-    """Return a problem for everything that some loader reads differently, or not at all: the
-    spellings that `respell` corrects, and errors that it cannot correct."""
+    """Return a problem for everything in config.json that some loader reads differently, or not at
+    all: the spellings that `respell` corrects, and errors that it cannot correct."""
     try:
         model, conflicts = interpret(config)
         anew = _written_anew(config, model, [site.params for site in model.scaled_sites], None)
@@ -96,7 +97,8 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
 
 
 def _misplaced(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
-    """Yield a problem for each rope key outside the text part: nothing reads it there."""
+    """Yield a problem for each rope key outside the text part of config.json: nothing reads it
+    there."""
     if not model.path:
         return
     where = ".".join(model.path)
@@ -110,8 +112,8 @@ def _misplaced(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
 
 
 def _contradicting_lengths(model: Model) -> Iterator[Problem]:
-    """Yield a problem for a factor and an original length that together give another length than
-    the stated one."""
+    """Yield a problem for a factor and an original length in a rope dict that together give another
+    length than the stated one."""
     stated = model.stated_context
     for site in model.scaled_sites:
         kind = site.params["rope_type"]
@@ -142,7 +144,7 @@ class _SpellingFaults:
     model: Model
 
     def of_edit(self, edit: Edit) -> Problem | None:
-        """Return the fault that an edit repairs; None if no loader is affected."""
+        """Return the fault in config.json that an edit repairs; None if no loader is affected."""
         prefix = "".join(f"{key}." for key in self.model.path)
         length = self._length(edit, prefix)
         if length is not None or not edit.key.startswith(prefix):
@@ -179,7 +181,8 @@ class _SpellingFaults:
         return self.text.row.theta[0] or "rope_theta"
 
     def _length(self, edit: Edit, prefix: str) -> Problem | None:
-        """Return the problem of a length key that kept an old value; None if there is none."""
+        """Return the problem of a length key of config.json that kept an old value; None if there
+        is none."""
         holder, _, name = edit.key.rpartition(".")
         stated = self.model.stated_context
         in_text = holder == prefix.removesuffix(".")
@@ -196,7 +199,7 @@ class _SpellingFaults:
         return Problem(edit.key, sentence)
 
     def _legacy_dict(self, edit: Edit) -> Problem | None:
-        """Return the problem of a transformers 4 dict that must be added or removed as a whole."""
+        """Return the problem of a rope_scaling that must be added or removed as a whole."""
         if edit.after is ABSENT:
             if self.text.row.legacy != "absent":
                 return None
@@ -210,6 +213,8 @@ class _SpellingFaults:
         return self._lost_scaling()
 
     def _lost_scaling(self) -> Problem | None:
+        """Return the problem of a scaling that rope_parameters alone states; None if there is
+        none."""
         kind = self.model.scaled_sites[0].params["rope_type"]
         if kind == "default" or not self.text.has("rope_parameters"):
             return None
@@ -241,7 +246,8 @@ class _SpellingFaults:
         return Problem(where, f"{where} is {edit.before} and {rule}")
 
     def _two_types(self) -> Problem | None:
-        """Return the problem of the type's key, for which each loader knows one name or two."""
+        """Return the problem of the rope dict's type key, for which each loader knows one name or
+        two."""
         legacy = self.text.values["rope_scaling"]
         if "type" in legacy and "rope_type" in legacy:
             sentence = (
@@ -257,8 +263,8 @@ class _SpellingFaults:
         return None
 
     def _original(self) -> Problem | None:
-        """Return the problem of the original length, which some loaders read in the dict and others
-        at top level."""
+        """Return the problem of original_max_position_embeddings, which some loaders read in the
+        rope dict and others at top level."""
         for site in self.model.scaled_sites:
             kind = site.params["rope_type"]
             if kind not in NAMED or ORIGINAL in self.text.values:
@@ -278,6 +284,7 @@ class _SpellingFaults:
         return None
 
     def _dict_has_original(self) -> bool:
+        """Return whether a rope dict of the config states original_max_position_embeddings."""
         for key in ("rope_scaling", "rope_parameters"):
             rope = self.text.values.get(key)
             if not isinstance(rope, dict):
@@ -288,6 +295,8 @@ class _SpellingFaults:
         return False
 
     def _head_dim(self, name: str) -> Problem | None:
+        """Return the problem of a head_dim of null, with which some scaled rope types fail; None if
+        there is none."""
         if not self.text.defaults.get("head_dim_may_stay_null"):
             return None
         if not any(site.params["rope_type"] in NEED_HEAD_DIM for site in self.model.sites):
@@ -297,7 +306,7 @@ class _SpellingFaults:
 
 
 def _short_lengths(holder: Mapping[str, Any], context: int) -> list[str]:
-    """Return the length keys that would cap a loader below the context."""
+    """Return the length keys of config.json that would cap a loader below the context."""
     short = []
     for key in LENGTH_KEYS:
         length = holder.get(key)

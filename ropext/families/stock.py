@@ -106,7 +106,8 @@ def describe_unknown_types(config: JsonObject) -> None:
 
 
 def _answer_about_config(config: JsonObject, kind: str) -> JsonObject:
-    """Return the kept answer about a config, else the child's, which is then kept."""
+    """Return the kept answer of transformers about a config, else that of a child process, which is
+    then kept."""
     place = _place_of(config)
     answer: JsonObject | None = _kept_answer(place)
     if answer is None:
@@ -122,6 +123,7 @@ def _answer_about_config(config: JsonObject, kind: str) -> JsonObject:
 
 
 def _from_json(facts: JsonObject, answer: JsonObject, config: JsonObject) -> Described:
+    """Return the facts about a model type in the child's answer about a config."""
     numbers = []
     for module in answer["rotary"]:
         inv_freq = tuple(module["inv_freq"])
@@ -144,7 +146,8 @@ def _from_json(facts: JsonObject, answer: JsonObject, config: JsonObject) -> Des
 
 
 def _place_of(config: JsonObject) -> Path | None:
-    """Return the file that keeps the answer; None if the user has no home."""
+    """Return the file that keeps the answer of transformers about a config; None if the user has no
+    home."""
     folder = user_cache()
     if folder is None:
         return None
@@ -155,7 +158,8 @@ def _place_of(config: JsonObject) -> Path | None:
 
 
 def _kept_answer(place: Path | None) -> Json:
-    """Return the kept answer; None if there is none, or if it was damaged."""
+    """Return the kept answer of transformers about a config; None if there is none, or if it was
+    damaged."""
     if place is None:
         return None
     try:
@@ -166,7 +170,7 @@ def _kept_answer(place: Path | None) -> Json:
 
 
 def _answer_of_child(config: JsonObject, kind: str) -> JsonObject:
-    """Return the child's answer about a config."""
+    """Return the answer about a config from a child process that loads transformers."""
     with tempfile.TemporaryDirectory(prefix="ropext-described-") as folder:
         (Path(folder) / "config.json").write_bytes(dump(dict(config)))
         entry = {"directory": folder, "describe": True}
@@ -185,8 +189,8 @@ def _answer_of_child(config: JsonObject, kind: str) -> JsonObject:
 
 
 def free_memory() -> int:
-    """Return the free bytes of this machine; 0 if accelerate, and with it psutil, is missing. The
-    child's own sentence reports that."""
+    """Return the free bytes of this machine for a child that loads transformers; 0 if accelerate,
+    and with it psutil, is missing. The child's own sentence reports that."""
     try:
         import psutil
     except ImportError:
@@ -197,7 +201,7 @@ def free_memory() -> int:
 def ask_child(
     job: Mapping[str, Json], directories: Sequence[Path], timeout: float, task: ChildTask
 ) -> list[dict[str, Json]]:
-    """Return the answer of the fresh process about each directory."""
+    """Return the answer of a fresh process with transformers about each directory."""
     for needed in ("torch", "transformers", "accelerate"):
         if find_spec(needed) is None:
             raise ModuleNotFoundError(f"{task.name} needs {needed}", name=needed)

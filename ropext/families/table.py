@@ -32,6 +32,7 @@ class Label:
 
     @property
     def kinds(self) -> tuple[str, ...]:
+        """The layer types of a config that use this label of a nested rope dict."""
         return self.layer_types or (self.name,)
 
 
@@ -189,7 +190,7 @@ GEMMA4 = Family(
 
 
 def _rows(names: str, row: Family) -> dict[str, Family]:
-    """Return one row for several model types, named in one string."""
+    """Return one family row for several model types, named in one string."""
     return dict.fromkeys(names.split(), row)
 
 
@@ -424,8 +425,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def family(text_type: str, facts: Facts) -> Family:
-    """Return the row of a rotary type: its own here, else the row that stock shows, else the flat
-    one."""
+    """Return the row of a model type: its own here, else the row that transformers shows, else the
+    row of flat configs."""
     if text_type in FAMILIES:
         return FAMILIES[text_type]
     about = facts.get(text_type)
@@ -433,7 +434,7 @@ def family(text_type: str, facts: Facts) -> Family:
 
 
 def described_row(about: Described) -> Family:
-    """Return the row of a type that stock transformers described. No transformers before 5 reads
+    """Return the row of a model type that transformers described. No transformers before 5 reads
     it, so a nested type is written without legacy keys."""
     row = about.row
     common = Family(

@@ -32,8 +32,8 @@ FREE_KEYS = frozenset(
 
 
 def _json_value(key: str, value: Any) -> Any:
-    """Return a value as it is written: floats as floats, lengths as integers (vLLM tests the
-    types), infinity as stock spells it."""
+    """Return a value as config.json holds it: floats as floats, lengths as integers (vLLM tests the
+    types), infinity as transformers spells it."""
     if key in LENGTHS:
         return int(value)
     if key in LISTS:
@@ -44,7 +44,7 @@ def _json_value(key: str, value: Any) -> Any:
 
 
 def _merged(site: RopeSite, new: Params, model: Model) -> Params:
-    """Return the new form's keys, and every other key of the dict unchanged."""
+    """Return the new form's keys, and every other key of the present rope dict unchanged."""
     new = keep_query_scales(site.params, new)
     remaining = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
     if site.params["rope_type"] == "proportional":
@@ -72,12 +72,14 @@ def as_written(model: Model, params: Params, rope: Rope) -> Params:
 
 
 def text_config(text: Mapping[str, Any], model: Model) -> TextConfig:
-    """Return the text part of another config of a model, with the facts known about its type."""
+    """Return the text part of another config of a model, with the facts known about its model
+    type."""
     return TextConfig(text, model.text_type, model.described)
 
 
 def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | None:
-    """Return the dict that transformers 4 and its kin read; None if theta says everything."""
+    """Return the rope_scaling that transformers 4 and its kin read; None if theta says
+    everything."""
     kind = modern["rope_type"]
     body = {
         key: value
@@ -100,7 +102,8 @@ def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | 
 
 
 def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) -> None:
-    """Write a number under the first name always, and under the others if the config has them."""
+    """Write a number of config.json under the first name always, and under the others if the config
+    has them."""
     first, *others = paths
     text[first] = value
     for path in others:
@@ -115,7 +118,8 @@ def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) 
 def _write_flat(
     text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params], target: int
 ) -> Params:
-    """Write both dicts and the top-level names; return the rope dict."""
+    """Write rope_scaling, rope_parameters and the top-level names of a flat config; return the rope
+    dict."""
     site = model.scaled_sites[0]
     modern = _merged(site, dicts[site.label], model)
     _set_everywhere(text, row.theta, modern["rope_theta"])
@@ -130,7 +134,7 @@ def _write_flat(
 
 
 def _write_listed(text: dict[str, Any], model: Model, dicts: Mapping[str, Params]) -> None:
-    """Write theta per layer (Granite with sliding windows); 0 stays 0."""
+    """Write theta per layer into layer_rope_theta (Granite with sliding windows); 0 stays 0."""
     shared = [{**dicts[s.label], "rope_theta": 0.0} for s in model.scaled_sites]
     if any(one != shared[0] for one in shared):
         raise NotExpressible(
@@ -147,8 +151,8 @@ def _write_listed(text: dict[str, Any], model: Model, dicts: Mapping[str, Params
 def _write_nested(
     text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params], target: int
 ) -> Params:
-    """Write the nested dict, and legacy keys for its full-attention entry if a 4.x reader exists;
-    return that entry."""
+    """Write the nested rope_parameters, and legacy keys for its full-attention entry if a 4.x
+    reader exists; return that entry."""
     current = text.get("rope_parameters")
     nested: dict[str, Any] = {}
     if isinstance(current, dict):
@@ -183,8 +187,8 @@ def _write_nested(
 
 
 def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
-    """Return whether a label's own theta is written: 4.x names if a 4.x reader exists, class fields
-    only if the config has them."""
+    """Return whether the theta key of a layer type is written to config.json: 4.x names if a 4.x
+    reader exists, class fields only if the config has them."""
     if row.legacy == "absent":
         return label.theta in text
     others = [x for x in row.labels if x.theta == label.theta]
@@ -192,7 +196,8 @@ def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
 
 
 def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None:
-    """Write the size of the rotation, if the config leaves it to a class."""
+    """Write the size of the rotation (head_dim) to config.json, if the config leaves it to a
+    class."""
     row = stated.row
     name = stated.names_of(row.dim)[0]
     if stated.stated(row.dim) is not None or row.head_multiple:
@@ -249,8 +254,9 @@ def write(
 
 
 def unexpected_changes(model: Model, changed: Iterable[str]) -> list[str]:
-    """Return the dotted keys that stock reads differently from the base's and that no extension of
-    this model changes: scales of queries or logits, keys for the rotating layers, sizes."""
+    """Return the dotted config keys that transformers reads differently from the base's and that no
+    extension of this model changes: scales of queries or logits, keys for the rotating layers,
+    sizes."""
     row = family(model.text_type, model.described)
     names = {*FORM_KEYS, *LENGTH_KEYS, *FREE_KEYS, *row.partial, row.dim}
     names |= {"partial_rotary_factor", "head_dim", "rope_scaling", "layer_rope_theta"}

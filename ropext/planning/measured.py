@@ -72,8 +72,8 @@ def _letters_of_name(name: str) -> str:
 
 
 def twofold(name: str, model: Model, method: str) -> str:
-    """Return the sentence of a plan about a method's measured results at 2 times the context; those
-    of YaRN if the method was not measured."""
+    """Return the sentence of a plan about a method's measured results at 2 times the context; about
+    YaRN if the method was not measured."""
     methods = _measured_results()["factors"]["2"]
     unknown = ""
     if method not in methods:

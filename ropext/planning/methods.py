@@ -613,7 +613,7 @@ def _first_writable_case(
 
 
 def default_method(attempts: Attempts, recipe: Extend) -> str:
-    """Return the method for a request that names none: the first recommended one that can be
+    """Return the method for a request that names none: the first recommended method that can be
     written and has the given knobs. With --for, every loader in it must read the result exactly."""
     given = {name for name in KNOBS if getattr(recipe, name) is not None}
     able = list[_Case]()

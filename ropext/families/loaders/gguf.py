@@ -54,7 +54,7 @@ class Architecture:
 
     @property
     def divisors(self) -> bool:
-        """Whether the architecture reads one divisor per pair."""
+        """Whether llama.cpp reads one divisor per pair in this GGUF architecture."""
         return "freqs" in self.adds or "factors" in self.adds
 
 
@@ -63,12 +63,13 @@ _FILE = Path(__file__).parents[2] / "loaders/gguf.json"
 
 @cache
 def _table() -> dict[str, Any]:
+    """Return gguf.json, the table of GGUF architectures."""
     table: dict[str, Any] = json.loads(_FILE.read_text("utf-8"))
     return table
 
 
 def architecture(name: str) -> Architecture:
-    """Return the row of an architecture; raise UnsupportedModel if it is unknown or cannot be
+    """Return the row of a GGUF architecture; raise UnsupportedModel if it is unknown or cannot be
     extended."""
     row = _table()["architectures"].get(name)
     if row is not None:
@@ -99,7 +100,7 @@ _CHECKPOINTS = {
 
 
 def alike(name: str, text_type: str) -> bool:
-    """Return whether this architecture may have been converted from a model type in
+    """Return whether a GGUF of this architecture may have been converted from a model type in
     transformers."""
     row = architecture(name)
     return text_type == row.type or text_type in row.also
@@ -145,7 +146,8 @@ class GgufRope:
 
 
 def read(rope: GgufRope, dim: int) -> Spectrum:
-    """Return the angle of each pair at position 1 and the factor on cos and sin.
+    """Return the RoPE frequencies that llama.cpp computes from these GGUF keys: the angle of each
+    pair at position 1 and the factor on cos and sin.
 
     It follows rope_yarn and ggml_rope_cache_init of ggml-cpu/ops.cpp, after llama_context's
     constructor, in float64. ggml itself multiplies float32 powers of the base, which drift by some
@@ -174,7 +176,7 @@ def read(rope: GgufRope, dim: int) -> Spectrum:
 def _pair_angles(
     rope: GgufRope, dim: int, freq_scale: float, divisors: tuple[float, ...]
 ) -> tuple[float, ...]:
-    """Return the angle of each pair at position 1 with these divisors."""
+    """Return the angle of each pair at position 1 that llama.cpp computes with these divisors."""
     is_yarn = rope.scaling == "yarn"
     low = 0.0
     high = 0.0
@@ -204,8 +206,8 @@ def _pair_angles(
 
 
 def farthest(one: Spectrum, other: Spectrum) -> float:
-    """Return the largest relative difference between two spectra; infinity if they are of two
-    kinds."""
+    """Return the largest relative difference between two spectra of RoPE frequencies; infinity if
+    they are of two kinds."""
     if (one.short_inv_freq is None) != (other.short_inv_freq is None):
         return math.inf
     if len(one.inv_freq) != len(other.inv_freq) or one.short_context != other.short_context:
@@ -218,7 +220,7 @@ def farthest(one: Spectrum, other: Spectrum) -> float:
 
 
 def _relative_difference(a: float, b: float) -> float:
-    """Return the relative difference of a number from another."""
+    """Return the relative difference of a RoPE frequency from another."""
     if b:
         return abs(a / b - 1)
     if a == b:
@@ -229,7 +231,7 @@ def _relative_difference(a: float, b: float) -> float:
 def _offered_ropes(
     row: Architecture, rope: Rope, wanted: Spectrum, params: Params
 ) -> Iterator[GgufRope]:
-    """Yield the keys and divisors to try for this architecture, the most widely read first."""
+    """Yield the GGUF keys and divisors to try for this architecture, the most widely read first."""
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
     factors = forms.divisors(plain, wanted.inv_freq)
@@ -290,7 +292,8 @@ def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Itera
 
 
 def _stopping_divisors(rope: Rope) -> tuple[float, ...]:
-    """Return divisors that stop the pairs that do not rotate in the base, and leave the rest."""
+    """Return the divisors of a GGUF that stop the pairs that do not rotate in the base, and leave
+    the rest."""
     divisors = list[float]()
     for factor in rope.pair_factors:
         if factor == math.inf:
@@ -301,7 +304,7 @@ def _stopping_divisors(rope: Rope) -> tuple[float, ...]:
 
 
 def keys_of(name: str, rope: GgufRope, target: int) -> dict[str, int | float | str]:
-    """Return all keys by which a file of this architecture states a rotary embedding and its
+    """Return all GGUF keys by which a file of this architecture states a rotary embedding and its
     length."""
     scaling = f"{name}.rope.scaling"
     keys: dict[str, int | float | str] = {
@@ -319,7 +322,7 @@ def keys_of(name: str, rope: GgufRope, target: int) -> dict[str, int | float | s
 
 
 def flags(name: str, rope: GgufRope, keys: Mapping[str, int | float | str]) -> str:
-    """Return the flags by which llama-server reads `keys` in place of the file's own. Only a yarn's
+    """Return the flags by which llama-server reads `keys` in place of a GGUF's own. Only a yarn's
     options also raise its limit; windowed layers do not follow them."""
     last = {key.rpartition(".")[2] for key in keys}
     if rope.scaling == "yarn" and last <= _YARN and not architecture(name).every:
@@ -329,8 +332,8 @@ def flags(name: str, rope: GgufRope, keys: Mapping[str, int | float | str]) -> s
 
 
 def is_given_scaling(name: str) -> bool:
-    """Return whether Ollama scales some of these files if no key names a scaling, so that a key
-    must."""
+    """Return whether Ollama scales some GGUF files of this architecture if no key names a scaling,
+    so that a key must."""
     return name in _table()["ollama"]
 
 
@@ -341,7 +344,7 @@ def older_names(name: str) -> Mapping[str, str]:
 
 
 def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str, Any]:
-    """Return the rope keys that Ollama adds to a file of its own; `names` are all its keys and
+    """Return the rope keys that Ollama adds to a GGUF of its own; `names` are all its keys and
     tensors."""
     rule: dict[str, Any] = _table()["ollama"].get(name, {})
     if not rule:
@@ -357,7 +360,8 @@ def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str
 
 
 def _kind_of_gguf(rope: GgufRope | None) -> str:
-    """Return the way in which a file carries its spectrum; a yarn of Gemma 4 has divisors too."""
+    """Return the way in which a GGUF carries its spectrum, as the loader table names it; a yarn of
+    Gemma 4 has divisors too."""
     if rope is None or (rope.scaling == "none" and not rope.divisors):
         return "theta"
     if rope.scaling in ("linear", "yarn"):
@@ -368,8 +372,9 @@ def _kind_of_gguf(rope: GgufRope | None) -> str:
 
 
 def environment(params: Params, target: int) -> str:
-    """Return the way without an extension: raise only the length, and set the scaling in the
-    environment of a program that starts llama-server, if its flags express it exactly; else ""."""
+    """Return the way to run a GGUF without an extension: raise only the length, and set the scaling
+    in the environment of a program that starts llama-server, if its flags express it exactly; else
+    ""."""
     names = _table()["environment"].get(params.get("rope_type"), {})
     line = "export LLAMA_ARG_{}={}"
     anew = "restarted"
@@ -385,7 +390,8 @@ def environment(params: Params, target: int) -> str:
 
 
 def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
-    """Return how llama.cpp, and the programs that were read, handle such a file."""
+    """Return how llama.cpp, and the programs that were read, handle a GGUF with these keys, by the
+    loader table."""
     kind = _kind_of_gguf(rope)
     if rope is not None and rope.attn_factor != 1:
         kind += "-attn"

@@ -25,7 +25,8 @@ _WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measu
 
 
 def attention(params: Params) -> float:
-    """Return the attention factor that transformers reads; 0 if it depends on a length."""
+    """Return the attention factor that transformers reads from a rope dict; 0 if it depends on a
+    length."""
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])
     if params.get("factor") is None:
@@ -36,7 +37,8 @@ def attention(params: Params) -> float:
 
 
 def _attn_factor_agrees(params: Params) -> bool:
-    """Return whether attn_factor, which multiplies yarn's default, agrees with attention_factor."""
+    """Return whether a rope dict's attn_factor, which multiplies yarn's default, agrees with
+    attention_factor."""
     attn_factor = params.get("attn_factor")
     if not params.get("factor"):
         return attn_factor in (None, 1)
@@ -46,7 +48,8 @@ def _attn_factor_agrees(params: Params) -> bool:
 
 
 def _mscales_agree(params: Params) -> bool:
-    """Return whether short_mscale and long_mscale are present and equal the attention factor."""
+    """Return whether a rope dict has short_mscale and long_mscale, equal to the attention
+    factor."""
     for key in ("short_mscale", "long_mscale"):
         scale = params.get(key)
         if scale is None or not forms.agree(scale, attention(params)):
@@ -55,6 +58,7 @@ def _mscales_agree(params: Params) -> bool:
 
 
 def _betas_are_there(params: Params) -> bool:
+    """Return whether a rope dict has both betas, which some loaders need."""
     return "beta_fast" in params and "beta_slow" in params
 
 
@@ -78,7 +82,8 @@ NEEDS: dict[str, tuple[Callable[[Params], bool], str]] = {
 def kinds_of(
     params: Params, *, length: int | None = None, v5_only: bool = False
 ) -> tuple[str, ...]:
-    """Return every kind of a rope dict (transformers-5 spelling), the main one first.
+    """Return every kind of a rope dict in the loader table (transformers-5 spelling), the main kind
+    first.
 
     `length` is max_position_embeddings; `v5_only` is True if the config has rope_parameters alone.
     """
@@ -103,8 +108,8 @@ def kinds_of(
 
 
 def _yarn_kinds(params: Params, length: int | None) -> list[str]:
-    """Return the kinds of a yarn: by its attention factor or betas, and by the keys that it
-    lacks."""
+    """Return the kinds of a yarn in the loader table: by its attention factor or betas, and by the
+    keys that it lacks."""
     factor = params.get("factor")
     explicit = params.get("attention_factor")
     fast = params.get("beta_fast") or forms.BETA_FAST
@@ -131,6 +136,7 @@ def _yarn_kinds(params: Params, length: int | None) -> list[str]:
 
 
 def _longrope_kinds(params: Params) -> list[str]:
+    """Return the kinds of a longrope in the loader table."""
     two_sets = params.get("short_factor") != params.get("long_factor")
     explicit = params.get("attention_factor")
     is_custom = False
@@ -149,6 +155,7 @@ def _longrope_kinds(params: Params) -> list[str]:
 
 
 def _has_standing_pairs(params: Params) -> bool:
+    """Return whether a longrope's factors in a rope dict stop a pair."""
     for key in ("short_factor", "long_factor"):
         for factor in params.get(key) or ():
             if untagged_float(factor) == math.inf:
@@ -157,7 +164,7 @@ def _has_standing_pairs(params: Params) -> bool:
 
 
 def kind_of(params: Params) -> str:
-    """Return the row of the table that a rope dict belongs to."""
+    """Return the row of the loader table that a rope dict belongs to."""
     return kinds_of(params)[0]
 
 
@@ -176,7 +183,8 @@ class LoaderReading:
 
 
 def newest(readings: Iterable[LoaderReading]) -> tuple[LoaderReading, ...]:
-    """Return the reading of each loader in its newest version, which comes first."""
+    """Return the reading of each loader in its newest version, which comes first in the loader
+    table."""
     latest: dict[str, LoaderReading] = {}
     for reading in readings:
         latest.setdefault(reading.loader, reading)
@@ -184,7 +192,7 @@ def newest(readings: Iterable[LoaderReading]) -> tuple[LoaderReading, ...]:
 
 
 def reads_exactly(loader: str, readings: Iterable[LoaderReading]) -> bool:
-    """Return whether a loader, in its newest version, reads a dict as planned."""
+    """Return whether a loader, in its newest version, reads a rope dict as planned."""
     for reading in readings:
         if reading.loader == loader:
             return reading.verdict == "same"  # the newest comes first
@@ -192,13 +200,13 @@ def reads_exactly(loader: str, readings: Iterable[LoaderReading]) -> bool:
 
 
 def described(kind: str) -> str:
-    """Return words for the content of a config of this kind."""
+    """Return words for the content of a config of this kind in the loader table."""
     return loader_table()["kinds"][kind]
 
 
 def readers_for(family: str, model_type: str | None = None) -> tuple[LoaderVersions, ...]:
-    """Return the readers that are listed for a family: all, except version ranges with only single
-    facts about other families."""
+    """Return the loaders that are listed for a model family: all, except version ranges with only
+    single facts about other families."""
     listed = list[LoaderVersions]()
     for reader in readers():
         if not reader.narrow or reader.known(family, model_type) in reader.families:
@@ -235,7 +243,8 @@ def reading_in(
     kinds: tuple[str, ...],
     target: int | None = None,
 ) -> LoaderReading:
-    """Return how a reader handles a dict of these kinds in the family that it has as `known`."""
+    """Return how a loader handles a rope dict of these kinds in the model family that it has as
+    `known`."""
     cells = reader.families.get(known)
     if not cells:
         why = f"{known} was not run in it"
@@ -276,7 +285,8 @@ def reading_in(
 
 
 def _cell_for_dict(cell: TableCell | None, kind: str, params: Params) -> TableCell:
-    """Return the cell for this very dict: "same" can depend on keys that other people omit."""
+    """Return the cell of the loader table for this very rope dict: "same" can depend on keys that
+    other people omit."""
     if cell is None:
         return TableCell("not measured", f"{described(kind)}: not run in it")
     if not cell.needs:
@@ -291,7 +301,8 @@ def _cell_for_dict(cell: TableCell | None, kind: str, params: Params) -> TableCe
 
 
 def _covers_version(reader: LoaderVersions, version: str) -> bool:
-    """Return whether a version that a user names is one of the reader's, or begins one of them."""
+    """Return whether a loader's version that a user names is in a range of the loader table, or
+    begins a version in it."""
     if reader.versions.split()[0] == version:  # a commit has no other name
         return True
     named = span_of(version)
@@ -313,8 +324,8 @@ def names_for() -> list[str]:
 
 
 def select(name: str) -> tuple[LoaderVersions, ...]:
-    """Return the readers that a user means: NAME is the newest range, NAME==VERSION the ranges with
-    that version."""
+    """Return the loaders that a name of --for means: NAME is the newest range, NAME==VERSION the
+    ranges with that version."""
     loader = loader_of(name)
     aliases = loader_table()["aliases"]
     file_readers = loader_table()["file_readers"]
@@ -333,7 +344,8 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
 
 
 def select_file(name: str) -> tuple[LoaderVersions, ...]:
-    """Return the readers of GGUF files that a user means, as `select` does for directories."""
+    """Return the programs for GGUF files that a name of --for means, as `select` does for
+    directories."""
     loader = loader_of(name)
     mine = [reader for reader in readers("gguf_readers") if reader.loader == loader]
     if not mine:
@@ -347,7 +359,8 @@ def select_file(name: str) -> tuple[LoaderVersions, ...]:
 
 
 def _readers_of_version(name: str, mine: Sequence[LoaderVersions]) -> tuple[LoaderVersions, ...]:
-    """Return the first of a loader's readers, or the readers with the version of NAME==VERSION."""
+    """Return the first of a loader's version ranges, or the ranges with the version of
+    NAME==VERSION."""
     version = loader_table()["aliases"].get(name.lower(), name).partition("==")[2]
     if not version:
         return (mine[0],)
@@ -383,7 +396,7 @@ def exact_in(
     *,
     model_type: str | None = None,
 ) -> bool:
-    """Return whether every named loader reads the dict as stock transformers 5 does.
+    """Return whether every named loader reads the rope dict as transformers 5 does.
 
     "Not measured" counts as no unless `even_so`; a measured difference always counts as no.
     """
@@ -398,7 +411,7 @@ def exact_in(
 
 
 def misread(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
-    """Return how a loader misreads such a dict; "" if it is right, or not measured."""
+    """Return how a loader misreads such a rope dict; "" if it is right, or not measured."""
     for reader in select(name):
         known = reader.known(family, model_type)
         reading = reading_in(reader, known, params, kinds_of(params))
@@ -409,8 +422,8 @@ def misread(name: str, family: str, params: Params, *, model_type: str | None = 
 
 
 def unmeasured(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
-    """Return which part of such a dict was not measured in a loader, and the nearest facts: the
-    kind in another family, and this family with the plain form."""
+    """Return which part of such a rope dict was not measured in a loader, and the nearest facts:
+    the kind in another family, and this family with the plain form."""
     reader = select(name)[0]
     known = reader.known(family, model_type)
     cells = reader.families.get(known, {})
@@ -451,7 +464,8 @@ def nearest_exact(
 
 
 def _all_read_kind(name: str, family: str, kind: str, model_type: str | None) -> bool:
-    """Return whether each version that a name means reads a kind exactly."""
+    """Return whether each version of a loader that a name means reads a kind of rope dict
+    exactly."""
     for reader in select(name):
         cell = reader.families.get(reader.known(family, model_type), {}).get(kind)
         if cell is None or cell.verdict != "same":

@@ -54,7 +54,8 @@ class ServedDirectory:
 
     @classmethod
     def of(cls, model: Model, name: str, *, on_hub: bool = False) -> "ServedDirectory":
-        """Return the directory of a model, by the name under which other programs find it."""
+        """Return the checkpoint directory of a model, by the name under which other programs find
+        it."""
         return cls(
             name, model.text_type, model.model_type, model.masked_lm, on_hub, model.described
         )
@@ -69,7 +70,7 @@ PIPELINES = {
 
 
 def _in_python(directory: ServedDirectory) -> str:
-    """Return the Python that loads a directory in transformers."""
+    """Return the Python that loads a checkpoint directory in transformers."""
     name = "AutoModelForMaskedLM"
     if not directory.masked_lm:
         kind = directory.model_type or directory.family
@@ -222,8 +223,8 @@ def file_lines(
 def _note_on_needed_option(
     template: ServeData, reading: LoaderReading, params: Params, context: int, target: int
 ) -> str:
-    """Return a note on the option that a server needs if it would take another length for itself;
-    else ""."""
+    """Return a note on the option that vLLM or another loader needs if it would take another length
+    for itself; else ""."""
     announced = 0
     match template.get("announces", {}).get(kinds_of(params)[0]):
         case "target times factor":
@@ -238,8 +239,8 @@ def _note_on_needed_option(
 def _llama_cpp(
     template: ServeData, reading: LoaderReading, words: Mapping[str, str], family: str
 ) -> Serving:
-    """Return the line that converts and runs a directory in the exact way. `family` is its model
-    type as a GGUF's, "" if that is not known."""
+    """Return the llama.cpp line that converts and runs a directory in the exact way. `family` is
+    its model type as a GGUF's, "" if that is not known."""
     command = template["command"].format_map(words)
     if reading.verdict == "different" and reading.flag:
         note = "exact with these flags alone: " + reading.why
@@ -255,7 +256,8 @@ def _llama_cpp(
 
 
 def _line_or_reason(loader: str, reading: LoaderReading, command: str, note: str = "") -> Serving:
-    """Return the line of a loader; if it misreads the checkpoint, the reason why there is none."""
+    """Return the line that runs a checkpoint in a loader; if the loader misreads it, the reason why
+    there is none."""
     if reading.verdict == "same":
         return Serving(loader, command, note)
     if reading.verdict == "not measured":

@@ -21,12 +21,12 @@ NEVER: Version = (sys.maxsize,)  # later than every version
 
 
 def version_of(text: str) -> Version:
-    """Return the numbers of a version; an empty tuple if the text has none."""
+    """Return the numbers of a loader's version; an empty tuple if the text has none."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def after(version: Version) -> Version:
-    """Return the first version that does not begin with these numbers: 5.24 after 5.23."""
+    """Return the first loader version that does not begin with these numbers: 5.24 after 5.23."""
     if not version:
         return NEVER
     return (*version[:-1], version[-1] + 1)
@@ -40,18 +40,19 @@ class VersionSpan:
     end: Version
 
     def overlaps(self, other: "VersionSpan") -> bool:
-        """Return whether a version is in both."""
+        """Return whether a loader version is in both spans."""
         return self.first < other.end and other.first < self.end
 
 
 def span_of(version: str) -> VersionSpan:
-    """Return all versions that begin with this one."""
+    """Return all loader versions that begin with this version."""
     numbers = version_of(version)
     return VersionSpan(numbers, after(numbers))
 
 
 def spans_in(label: str) -> tuple[VersionSpan, ...]:
-    """Return the versions that a label begins with ("0.30-0.33 (source)"); none for a commit."""
+    """Return the loader versions that a label begins with ("0.30-0.33 (source)"); none for a
+    commit."""
     first, dash, last = label.split()[0].partition("-")
     if not re.fullmatch(r"[\d.]+", first + last):
         return ()
@@ -133,7 +134,7 @@ _FILE = Path(__file__).parents[2] / "loaders/table.json"
 
 @cache
 def loader_table() -> TableData:
-    """Return the table as its file has it."""
+    """Return the loader table as table.json has it."""
     table: TableData = json.loads(_FILE.read_text("utf-8"))
     return table
 
@@ -164,8 +165,8 @@ class LoaderVersions:
     narrow: bool = False  # only single facts are known of it: it is listed for their families
 
     def known(self, family: str, model_type: str | None) -> str:
-        """Return the name under which a model was run here, if it was: a composite's with its text
-        part's, or one of the two."""
+        """Return the name under which a loader ran a model type, if it did: a composite's with its
+        text part's, or either alone."""
         whole = f"{model_type}/{family}"
         if whole in self.families or whole in self.failed:
             return whole
