@@ -189,7 +189,7 @@ class Known(NamedTuple):
 
 @cache
 def packaged(name: str) -> Any:
-    """Return a JSON file of what is known about model types: types.json, defaults.json,
+    """Return a JSON file of facts about model types: types.json, defaults.json,
     published.json and the like."""
     return json.loads((files(__package__) / name).read_text("utf-8"))
 

@@ -39,7 +39,7 @@ class Described:
     text: str  # composite: the type of that part
     auto_class: str  # the class that loads it; "" if none does
     added: JsonObject  # composite: the keys that it adds to a text part that omits them
-    defaults: JsonObject  # what absent keys mean, as the entries of families/defaults.json
+    defaults: JsonObject  # the meaning of absent keys, as the entries of families/defaults.json
     row: JsonObject  # how its keys are read, as the fields of a family's row
     rotates: tuple[bool | None, ...]  # whether each of the first layers of a small copy rotates
     unseen: str  # why there is no small copy of it

@@ -1,6 +1,6 @@
 """Read the rope dicts of a text config, in every spelling, as one dict per rotary embedding.
 
-The order of precedence is that of transformers 5: legacy `rope_scaling` before `rope_parameters`, a
+The order of precedence is transformers 5's: legacy `rope_scaling` before `rope_parameters`, a
 key inside the dict before the same at top level, then the class default. Spellings that disagree
 are reported, not resolved.
 """
@@ -340,7 +340,7 @@ def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
 
 def _refuse_unread_type(flat: Dict) -> None:
     """Raise ConfigError for a rope dict whose scaling only `type` names. transformers 5 merges a
-    flat dict into one with the rope_type "default", so it never sees the scaling; transformers 4
+    flat dict into a dict with the rope_type "default", so it never sees the scaling; transformers 4
     did."""
     kind = flat.values.get("type")
     if flat.values.get("rope_type") is None and kind not in (None, "default"):

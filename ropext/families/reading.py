@@ -286,7 +286,7 @@ def _computes_module(site: RopeSite, module: Numbers) -> bool:
 
 
 def _all_close(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether all RoPE frequencies equal those of transformers within float32's bounds."""
+    """Return whether all RoPE frequencies equal transformers' within float32's bounds."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=STOCK_BOUND) for a, b in pairs)
 

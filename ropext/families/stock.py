@@ -106,8 +106,8 @@ def describe_unknown_types(config: JsonObject) -> None:
 
 
 def _answer_about_config(config: JsonObject, kind: str) -> JsonObject:
-    """Return the kept answer of transformers about a config, else that of a child process, which is
-    then kept."""
+    """Return the kept answer of transformers about a config, else a child process's, which is then
+    kept."""
     place = _place_of(config)
     answer: JsonObject | None = _kept_answer(place)
     if answer is None:

@@ -25,7 +25,7 @@ class Label:
     windowed: bool = False  # its layers see a window only, so that an extension leaves it alone
     theta: str = ""  # the name under which 4.x (or a class field) keeps its theta
     rotation: str = "head_dim"  # the key that sizes the rotation
-    # A key -> the key that replaces it in these layers, and what that one means when absent.
+    # A key -> the key that replaces it in these layers, and the meaning of that key when absent.
     sizes: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
     kv_multiple: int = 1  # of num_key_value_heads, in these layers
     layer_types: tuple[str, ...] = ()  # layer types that use it (empty = its own name)

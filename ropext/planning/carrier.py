@@ -120,11 +120,13 @@ class Carrier:
 
     model: Model
     architecture: str = ""  # of a GGUF
-    words: Words = DIRECTORY  # what people read of it
+    words: Words = DIRECTORY  # for texts that people read
 
     in_transformers = True  # whether transformers loads the result
     cache = CacheRules(1, 0, ("f16", "q8_0", "q4_0", "fp8"))
-    more_forms: ClassVar[tuple[str, ...]] = ()  # rope types for what only this place can hold
+    more_forms: ClassVar[
+        tuple[str, ...]
+    ] = ()  # rope types for spectra that only this place can hold
 
     @property
     def three_axes(self) -> bool:
@@ -322,7 +324,7 @@ def _older_agrees(config: dict[str, Json], model: Model) -> bool:
 
 
 def _in_doubt(reading: LoaderReading, verdict: Verdict, why: str) -> LoaderReading:
-    """Return the reading with another verdict and ropext's own reason for it."""
+    """Return a loader's reading of a model with another verdict and ropext's own reason for it."""
     return replace(reading, verdict=verdict, why=why, flag="", has_reason=True)
 
 

@@ -1,4 +1,4 @@
-"""Say what scaling without training gave on the measured model.
+"""Return the measured results of scaling without training on a model, for sentences of a plan.
 
 scripts/make_measured.py writes measured.json from benchmarks/results.
 """
@@ -39,7 +39,7 @@ def _perplexity_change(nats: float) -> str:
 
 
 def _compared_with_truncation(worse: Mapping[str, float]) -> str:
-    """Return the measured perplexity of each kind of text, compared with that of truncated text."""
+    """Return the measured perplexity of each kind of text, compared with truncated text's."""
     kinds = list[str]()
     for kind, nats in worse.items():
         amount = _perplexity_change(nats)
@@ -66,8 +66,7 @@ def _measured_model(name: str, model: Model) -> str:
 
 
 def _letters_of_name(name: str) -> str:
-    """Return the letters and digits of a model's name, to compare it with that of the measured
-    model."""
+    """Return the letters and digits of a model's name, to compare it with the measured model's."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

@@ -65,7 +65,7 @@ class ExtensionPlan:
     config: dict[str, Any]
     edits: tuple[Edit, ...]
     warnings: tuple[str, ...]
-    notes: tuple[str, ...] = ()  # what agrees
+    notes: tuple[str, ...] = ()  # facts that agree with the plan
     obstacles: tuple[str, ...] = ()  # why no extension can help
     task: str = ""  # as the hub names it, if the config states it
     fold: Fold | None = None  # of Self-Extend, which no config says
@@ -119,7 +119,7 @@ class ExtensionPlan:
         return "The weights are those of the base; only config.json changed."
 
     def what_grows(self, base: str) -> str:
-        """Return the beginning of a sentence in the model card: the extended part of the base."""
+        """Return the beginning of a sentence about the plan: the part of the base that it extends."""
         return f"The context of {base} was extended"
 
     @property

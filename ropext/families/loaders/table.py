@@ -118,7 +118,7 @@ class ServeData(TypedDict):
 class TableData(TypedDict):
     """The content of the file."""
 
-    aliases: dict[str, str]  # what users also type for a loader
+    aliases: dict[str, str]  # other names that users type for a loader
     file_readers: dict[str, str]  # loaders that read no directory; why one should not, if it would
     evidence: dict[str, str]  # the basis of a cell if no engine read a model
     methods: dict[str, str]  # the method that gives each kind, the first to be offered first
@@ -145,7 +145,7 @@ class TableCell:
 
     verdict: Verdict
     why: str = ""
-    flag: str = ""  # what to pass to the loader; {target} and the like are filled in
+    flag: str = ""  # an option to pass to the loader; {target} and the like are filled in
     evidence: str = "engine"  # or a key of the table's `evidence`
     needs: str = ""  # the verdict holds where these keys agree with the attention factor ...
     otherwise: Verdict = "different"  # ... and this one if they do not
