@@ -119,7 +119,7 @@ class ExtensionPlan:
         return "The weights are those of the base; only config.json changed."
 
     def what_grows(self, base: str) -> str:
-        """Return the beginning of a sentence about the plan: the part of the base that it extends."""
+        """Return the beginning of a sentence about the plan: the part of the base that grows."""
         return f"The context of {base} was extended"
 
     @property
