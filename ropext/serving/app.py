@@ -104,7 +104,7 @@ class ModelServer:
         into OpenAI's error."""
 
         async def guarded(request: Request) -> Response:
-            """Answer a client, or return the refusal in OpenAI's form."""
+            """Answer an HTTP client of the server, or return the refusal in OpenAI's form."""
             try:
                 self._check_client(request)
                 return await action(request)

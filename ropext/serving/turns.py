@@ -197,11 +197,11 @@ class StopWord(StoppingCriteria):
     streamer: AnswerStreamer
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **rest: Any) -> torch.Tensor:
-        """Return, for each row that `generate` writes, whether its answer has met a stop word."""
+        """Return, for `generate`, whether the served answer has met a stop word."""
         return torch.full((len(input_ids),), self.streamer.stopped, device=input_ids.device)
 
 
-class PromptCache:
+class ServedPromptCache:
     """The KV cache of the last prompt that the server answered, with its answer."""
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class AnswerThread:
         self.served = served
         self.say = say
         self.questions = SimpleQueue[AnswerStreamer]()
-        self.kept = PromptCache()
+        self.kept = ServedPromptCache()
         self.lock = threading.Lock()
         self.waiting = 0
         # One thread for all: CUDA graphs of `torch.compile` belong to the thread that made them.
