@@ -38,7 +38,7 @@ def add_adapter(model: Any, adapter: str) -> Any:
 def copy_adapter_weights(joined: "nn.Module", adapter: Path) -> None:
     """Copy the weights of an adapter that have PEFT's own names into a model in memory.
 
-    PEFT renames them as it renames those from transformers 4, and loses some (Laguna's shared
+    PEFT renames them like names from transformers 4, and loses some (Laguna's shared
     experts) with a warning.
     """
     import peft

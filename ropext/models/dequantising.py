@@ -1,7 +1,7 @@
 """A GGUF as a directory: weights dequantised by transformers, the rotary embedding as read here.
 
 transformers' own reader of GGUF leaves out rope.scaling and rope_freqs, so that a scaled file would
-be measured unscaled; the config that is written here says what llama.cpp computes.
+be measured unscaled; the config that is written here says how llama.cpp computes.
 """
 
 import json
@@ -86,8 +86,8 @@ def dequantise(model: "GgufFile", place: Path, say: Say = no_messages) -> Path:
 
 
 def _write_directory(model: "GgufFile", place: Path, save: Callable[[Path, Path], None]) -> None:
-    """Write a directory of a GGUF that transformers loads: what `save` takes from the file, its
-    tokenizer, its record, and a config with its own rotary embeddings."""
+    """Write a directory of a GGUF that transformers loads: the parts that `save` takes from the
+    file, its tokenizer, its record, and a config with its own rotary embeddings."""
     path = model.head.path
     with redirect_stderr(StringIO()), _gguf_refused(model):  # its progress bars
         from transformers import AutoTokenizer

@@ -20,8 +20,8 @@ WAITING = 6 * 3600  # seconds that processes wait while one loads, reads or writ
 
 
 def rank_and_count() -> tuple[int, int]:
-    """Return the rank of this process and the number of those that share the model in memory, as
-    `accelerate launch` and torchrun set them."""
+    """Return the rank of this process and the number of processes that share the model in memory,
+    as `accelerate launch` and torchrun set them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 

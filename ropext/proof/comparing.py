@@ -286,8 +286,8 @@ def _nearest_site(module: "BuiltRotary", promise: ExpectedRotary) -> _Match:
 
 
 def _nearest_softmax_site(module: "BuiltAttention", promise: ExpectedRotary) -> _Match:
-    """Return the match with the site whose softmax factor is nearest to that of a built attention
-    module."""
+    """Return the match with the site whose softmax factor is nearest to the factor of a built
+    attention module."""
     name = module["module"]
     factor = module["softmax_factor"]
     matches = []

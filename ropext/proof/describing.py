@@ -90,8 +90,8 @@ def field_default(cls: type, key: str) -> int | float | str | None:
 
 
 def config_value(config: PreTrainedConfig, key: str) -> Json:
-    """Return what transformers reads for a key of a config; None if the config lacks it or
-    refuses."""
+    """Return the value that transformers reads for a key of a config; None if the config lacks it
+    or refuses."""
     try:
         return getattr(config, key, None)
     except Exception:  # heterogeneous configs refuse to name one value for all layers
@@ -175,7 +175,7 @@ def keys_with_other_spelling(cls: type[PreTrainedConfig]) -> set[str]:
 
 
 def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, Json]:
-    """Return what each absent key means to a config class of transformers."""
+    """Return the meaning of each absent key to a config class of transformers."""
     config = cls()
     out: dict[str, Json] = {}
     for key in VALUES:

@@ -46,7 +46,7 @@ class AttentionListener:
 
     def __init__(self, model: nn.Module) -> None:
         """Register hooks on the outermost attention modules of a small model."""
-        self.inputs: dict[nn.Module, tuple[Arguments, Keywords]] = {}  # of the first pass
+        self.inputs: dict[nn.Module, tuple[Arguments, Keywords]] = {}  # in the first pass
         self.outputs: dict[nn.Module, Tensor] = {}
         self.names: dict[nn.Module, str] = {}
         self.moved: dict[int, bool] = {}

@@ -52,7 +52,7 @@ class AskedServer:
         return Check(ENDPOINT, passed, f"{self.url} {sentence}", f"the server {sentence}")
 
     def _compare_with_plain(self, beside: PlainServer, subject: RotarySubject) -> Check:
-        """Check that a running server's answers differ from those of a server of the plain
+        """Check that a running server's answers differ from the answers of a server of the plain
         model."""
         model = subject.model
         claim = subject.claim

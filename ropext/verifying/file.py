@@ -40,7 +40,7 @@ def check_spectrum(subject: RotarySubject) -> Iterable[Check]:
 
 
 def check_tensors(subject: RotarySubject) -> Iterable[Check]:
-    """Check that the tensors of a GGUF file are the base's, or those of the record."""
+    """Check that the tensors of a GGUF file equal the base's or the record's."""
     file = as_file(subject.snapshot)
     known = _known_tensors(subject)
     deep = subject.depth.deep and bool(known)

@@ -13,7 +13,7 @@ def repair(
     directory: str | Path, trust: str | None = None
 ) -> tuple[dict[str, Json], tuple[Edit, ...]]:
     """Return config.json with every spelling written again, and the edits: from the record if there
-    is one, else from what transformers 5 reads.
+    is one, else from the reading of transformers 5.
 
     `trust` names the right one of two spellings that disagree.
     """

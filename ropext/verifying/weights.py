@@ -48,7 +48,7 @@ def check_other_sets(snapshot: Snapshot) -> Iterable[Check]:
 
 
 def check_weights(subject: Subject) -> Iterator[Check]:
-    """Check that the weight files are the base's, or those of the record."""
+    """Check that the weight files equal the base's or the record's."""
     snapshot = subject.snapshot
     record = subject.record
     base = subject.base

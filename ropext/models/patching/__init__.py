@@ -98,7 +98,8 @@ def _update_config(
 
 
 def _renew_rotary_module(live: "nn.Module", new: "nn.Module") -> None:
-    """Replace the whole state of a rotary module of a model in memory by that from a fresh one.
+    """Replace the whole state of a rotary module of a model in memory by the state of a fresh
+    module.
 
     It keeps state of its own (longrope's cached long set, dynamic's length), and may have been cast
     with the model.

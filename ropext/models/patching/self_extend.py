@@ -299,7 +299,7 @@ def _position_hook(reading: Folding) -> Hook:
     """Build a hook for a rotary module in memory that keeps the positions it receives."""
 
     def note_positions(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Keep the positions that a rotary module in memory receives; refuse those of several
+        """Keep the positions that a rotary module in memory receives; refuse positions of several
         axes."""
         for value in chain(args, kwargs.values()):
             if isinstance(value, Tensor) and not value.is_floating_point():
