@@ -33,8 +33,8 @@ FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
 
 
 def scrub(text: str) -> str:
-    """Remove tokens from a text: those in the environment, those of a known shape, and those inside
-    a URL."""
+    """Remove tokens from a text: in the environment, of a known shape, and inside a
+    URL."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
         token = os.environ.get(name)
         if token:
