@@ -118,9 +118,11 @@ def work_of(lineup: Lineup, reads: Workload) -> list[Passes]:
             if unit.asks and not variant.reads_short:
                 reader = everyone
             what = f"{reader}, {unit.kind}"
-            key = unit.asks, what, not unit.asks and unit.size
+            key = unit.asks, what, not unit.asks and unit.longest
             before = parts.get(key, Passes(what, 0, 0))
-            parts[key] = Passes(what, before.passes + unit.passes, max(before.tokens, unit.size))
+            parts[key] = Passes(
+                what, before.passes + len(unit.sizes), max(before.tokens, unit.longest)
+            )
     return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
 
 

@@ -96,116 +96,79 @@ def served_lengths(
 def read_base(
     scorer: TokenScorer, ids: Ids, frame: EvaluationSettings, bos: int | None
 ) -> tuple[npt.NDArray[Any], TokenNll]:
-    """Return the base's states at the compared tokens, and its losses through the short window."""
+    """Return the base's states at the compared tokens, and its losses through the short window.
+
+    numpy has no bfloat16, so its bits are returned as integers.
+    """
+    import torch
+
     scorer.head_of_tiles(OPTION)
-    keeper = StateKeeper(compared_positions(frame, frame.lengths), frame.longest)
-    nll = read_short(scorer, ids, frame.context, bos, keeper.window)
-    return keeper.states, nll
+    compared = compared_positions(frame, frame.lengths)
+    kept = list[torch.Tensor]()
+
+    def watch_window(begin: int, first: int) -> Watch:
+        """Return a function that keeps the states of a window whose scored tokens begin at
+        `first`."""
+
+        def keep(position: int, states: "torch.Tensor") -> None:
+            places = begin + position + np.arange(len(states))
+            chosen = np.flatnonzero((places >= first) & np.isin(places, compared))
+            kept.append(states[chosen].clone())
+
+        return keep
+
+    nll = read_short(scorer, ids, frame.context, bos, watch_window)
+    states = torch.cat(kept).cpu()
+    if states.dtype == torch.bfloat16:
+        states = states.view(torch.int16)
+    return states.numpy(), nll
 
 
 def read_against(
     scorer: TokenScorer,
     against: Against,
-    states: npt.NDArray[Any],
+    stored: npt.NDArray[Any],
     ids: Ids,
     frame: EvaluationSettings,
     lengths: Sequence[int],
 ) -> tuple[TokenNll, TokenNll, TokenNll]:
     """Return divergence and agreement at the compared tokens of a pass, and all its losses.
 
-    `states` are the base's for this document.
+    `stored` are the base's states for this document.
     """
-    watch = DivergenceWatch(frame, lengths, scorer, against)
-    watch.document(states, len(ids))
-    nll = read_pass(scorer, ids, len(ids), watch)
-    return watch.divergence, watch.agreement, nll
+    import torch
 
+    head = scorer.head_of_tiles(OPTION)
+    base_head = against.head(scorer)
+    if len(head.weight) != len(base_head.weight):
+        raise UnsupportedModel(
+            f"{OPTION}: the base knows {len(base_head.weight)} tokens and this model "
+            f"{len(head.weight)}; their distributions do not compare"
+        )
+    compared = compared_positions(frame, frame.lengths)
+    wanted = compared_positions(frame, lengths)
+    base_states = torch.from_numpy(stored)
+    if base_states.dtype == torch.int16:
+        base_states = base_states.view(torch.bfloat16)
+    base_states = base_states.to(base_head.weight)
+    divergence = np.full(len(ids), np.nan, np.float32)
+    agreement = np.full(len(ids), np.nan, np.float32)
 
-class StateKeeper:
-    """Keeps the states from which the base predicts some tokens of a document."""
-
-    def __init__(self, positions: Positions, longest: int) -> None:
-        self.rows = np.full(longest + 1, -1, np.int64)
-        self.rows[positions] = np.arange(len(positions))
-        self.count = len(positions)
-        self.kept: torch.Tensor | None = None
-
-    def window(self, begin: int, first: int) -> Watch:
-        """Return a watch for a window that begins at a position; it scores the tokens from `first`
-        on."""
-
-        def keep(position: int, states: "torch.Tensor") -> None:
-            places = begin + position + np.arange(len(states))
-            chosen = np.flatnonzero((places >= first) & (self.rows[places] >= 0))
-            if self.kept is None:
-                self.kept = states.new_zeros(self.count, states.shape[-1])
-            if len(chosen):
-                self.kept[self.rows[places[chosen]]] = states[chosen]
-
-        return keep
-
-    @property
-    def states(self) -> npt.NDArray[Any]:
-        """Return the states that were kept.
-
-        numpy has no bfloat16, so its bits are returned as integers.
-        """
-        import torch
-
-        assert self.kept is not None, "no window was watched"
-        kept = self.kept.cpu()
-        if kept.dtype == torch.bfloat16:
-            kept = kept.view(torch.int16)
-        return kept.numpy()
-
-
-class DivergenceWatch:
-    """Compares each compared token of one pass with the base."""
-
-    def __init__(
-        self,
-        frame: EvaluationSettings,
-        lengths: Sequence[int],
-        scorer: TokenScorer,
-        against: Against,
-    ) -> None:
-        self.scorer = scorer
-        self.head = scorer.head_of_tiles(OPTION)
-        self.base_head = against.head(scorer)
-        if len(self.head.weight) != len(self.base_head.weight):
-            raise UnsupportedModel(
-                f"{OPTION}: the base knows {len(self.base_head.weight)} tokens and this model "
-                f"{len(self.head.weight)}; their distributions do not compare"
-            )
-        every = compared_positions(frame, frame.lengths)
-        self.rows = np.full(frame.longest + 1, -1, np.int64)
-        self.rows[every] = np.arange(len(every))
-        wanted = compared_positions(frame, lengths)
-        self.is_wanted = np.zeros(frame.longest + 1, bool)
-        self.is_wanted[wanted] = True
-
-    def document(self, stored: npt.NDArray[Any], count: int) -> None:
-        """Begin a document of `count` tokens; `stored` are the base's states for it."""
-        import torch
-
-        states = torch.from_numpy(stored)
-        if states.dtype == torch.int16:
-            states = states.view(torch.bfloat16)
-        self.states = states.to(self.base_head.weight)
-        self.divergence = np.full(count, np.nan, np.float32)
-        self.agreement = np.full(count, np.nan, np.float32)
-
-    def __call__(self, position: int, states: "torch.Tensor") -> None:
+    def compare(position: int, states: "torch.Tensor") -> None:
+        """Compare the states that predict the tokens from `position` on with the base's."""
         places = position + np.arange(len(states))
-        places = places[self.is_wanted[places]]
+        places = places[np.isin(places, wanted)]
         if not len(places):
             return
-        divergence, agreement = tiled_divergence(
-            self.base_head,
-            self.states[self.rows[places]].to(states.device),
-            self.head,
+        differences, agreements = tiled_divergence(
+            base_head,
+            base_states[np.searchsorted(compared, places)].to(states.device),
+            head,
             states[places - position],
-            self.scorer.manner.columns or TILE_COLUMNS,
+            scorer.manner.columns or TILE_COLUMNS,
         )
-        self.divergence[places] = divergence.cpu().numpy()
-        self.agreement[places] = agreement.cpu().numpy()
+        divergence[places] = differences.cpu().numpy()
+        agreement[places] = agreements.cpu().numpy()
+
+    nll = read_pass(scorer, ids, len(ids), compare)
+    return divergence, agreement, nll

@@ -170,15 +170,23 @@ class Unit:
     name: str  # its file in the store of its variant
     what: str  # for messages
     kind: str  # kind of work: the regime, or the task and length of questions
-    passes: int
-    size: int  # tokens of a pass, or of the longest pass
-    tokens: int  # forward tokens of all passes
+    sizes: tuple[int, ...]  # tokens of each pass
     beside: tuple[str, ...] = ()  # further files from the same passes
     items: tuple[Item, ...] = ()  # the questions
     document: Document | None = None
     digest: str = ""  # digest of the document's tokens
     regime: str = ""  # short, pass-LENGTH or stride-LENGTH; of questions, only short
     served: tuple[int, ...] = ()  # lengths at which a pass is compared with the base
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest pass."""
+        return max(self.sizes)
+
+    @property
+    def tokens(self) -> int:
+        """Return the forward tokens of all passes."""
+        return sum(self.sizes)
 
     @property
     def asks(self) -> bool:
@@ -217,12 +225,15 @@ class Workload:
     def units(self, variant: Variant) -> Iterator[Unit]:
         """Yield all units of a variant: its documents, then its questions."""
         regimes = variant.regimes(self.frame)
+        strides = dict[str, int]()
+        if self.is_strided and not variant.reads_short:
+            strides = {f"stride-{window}": window for window in self.frame.lengths}
         for document, name in zip(self.documents, self.hashes, strict=True):
-            for regime in regimes:
-                yield self._of_document(document, name, variant, regime, regimes)
-            if self.is_strided and not variant.reads_short:
-                for window in self.frame.lengths:
-                    yield self._strided(document, name, variant, window)
+            for regime, length in (regimes | strides).items():
+                unit = self._of_document(document, name, variant, regime, length)
+                if self.against is not None and regime.startswith("pass-"):
+                    unit = replace(unit, served=served_lengths(self.frame, regimes, length))
+                yield unit
         for items, name in self._groups[variant.reads_short]:
             yield self._of_questions(items, name, variant)
 
@@ -302,56 +313,35 @@ class Workload:
         )
 
     def _of_document(
-        self,
-        document: Document,
-        name: str,
-        variant: Variant,
-        regime: str,
-        regimes: Mapping[str, int],
+        self, document: Document, name: str, variant: Variant, regime: str, length: int
     ) -> Unit:
-        """Return the unit of a document through the short window, or in one long pass."""
+        """Return the unit of a document: through the short window, in one long pass, or by the loop
+        in the transformers documentation."""
         frame = self.frame
-        length = regimes[regime]
         beside = tuple[str, ...]()
-        served = tuple[int, ...]()
         if regime == "short":
             kind = "truncated text"
-            sizes = [window.end - window.begin for window in short_windows(length, frame.context)]
+            windows = short_windows(length, frame.context)
+            sizes = [window.end - window.begin for window in windows]
             if self.against is not None and variant.kind == BASE:
                 beside = (states_folder(frame),)
+        elif regime.startswith("stride-"):
+            kind = f"strided at {length}"
+            windows = strided_windows(frame.longest, length, hf_stride(length))
+            sizes = [window.end - window.begin for window in windows]
         else:
             kind = "whole"
             sizes = [length] * frame.scoring.passes
             if self.against is not None:
-                served = served_lengths(frame, regimes, length)
                 beside = divergence_folders(frame, self.against, regime)
         return Unit(
             name=loss_file_name(regime, name),
             what=f"{document.name} ({variant.label}, {regime})",
             kind=kind,
-            passes=len(sizes),
-            size=max(sizes),
-            tokens=sum(sizes),
+            sizes=tuple(sizes),
             beside=tuple(loss_file_name(folder, name) for folder in beside),
             document=document,
             digest=name,
-            regime=regime,
-            served=served,
-        )
-
-    def _strided(self, document: Document, name: str, variant: Variant, window: int) -> Unit:
-        """Return the unit of a document by the loop in the transformers documentation."""
-        regime = f"stride-{window}"
-        windows = strided_windows(self.frame.longest, window, hf_stride(window))
-        sizes = [part.end - part.begin for part in windows]
-        return Unit(
-            name=loss_file_name(regime, name),
-            what=f"{document.name} ({variant.label}, {regime})",
-            kind=f"strided at {window}",
-            passes=len(sizes),
-            size=max(sizes),
-            tokens=sum(sizes),
-            document=document,
             regime=regime,
         )
 
@@ -372,9 +362,7 @@ class Workload:
             name=name,
             what=f"{items[0].task} at {length} ({variant.label})",
             kind=kind,
-            passes=1,
-            size=tokens,
-            tokens=tokens,
+            sizes=(tokens,),
             items=items,
             regime="short" if variant.reads_short else "",
         )
@@ -406,11 +394,11 @@ def read_unit(
         else:
             results = (read_short(scorer, ids, frame.context, bos),)
     elif unit.regime.startswith("stride-"):
-        results = (read_strided(scorer, ids, unit.size),)
+        results = (read_strided(scorer, ids, unit.longest),)
     elif unit.beside:
         assert against is not None  # the base is read first
         states = against.states(frame, unit.digest)
-        results = read_against(scorer, against, states, ids[: unit.size], frame, unit.served)
+        results = read_against(scorer, against, states, ids[: unit.longest], frame, unit.served)
     else:
-        results = (reads.prediction.read(scorer, ids, unit.size, frame),)
+        results = (reads.prediction.read(scorer, ids, unit.longest, frame),)
     return dict(zip(unit.files, results, strict=True))

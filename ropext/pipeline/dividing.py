@@ -15,7 +15,6 @@ from ropext.evaluation.corpus import (
     DistinctTexts,
     Document,
     DocumentEncoder,
-    RawDocument,
     SmallestKeys,
     texts_of,
 )
@@ -80,25 +79,6 @@ def write_documents(file: Path, documents: Sequence[Document]) -> None:
     write_text(file, "".join(lines) or "\n")
 
 
-class _Smallest:
-    """The documents with the smallest keys, as many as fit into memory."""
-
-    def __init__(self, encoder: DocumentEncoder) -> None:
-        self.encoder = encoder
-        self.basket = SmallestKeys(MOST_TOKENS)
-
-    def take(self, key: str, raw: RawDocument, text: str, number: int) -> None:
-        """Encode a text and keep it if its key is small enough."""
-        if self.basket.admits(key):
-            document = self.encoder.document(raw.name, text, NO_LIMIT)
-            kept = replace(document, content=raw.content, number=number)
-            self.basket.add(key, kept, max(1, len(document)))
-
-    @property
-    def is_full(self) -> bool:
-        return self.basket.tokens >= MOST_TOKENS
-
-
 def _documents_of(
     options: Evaluate, encoder: DocumentEncoder, target: int
 ) -> tuple[list[Document], list[Document]]:
@@ -109,11 +89,17 @@ def _documents_of(
     source = source_of(options)
     key_of = partial(encoder.content_key, use="choice")
     texts = DistinctTexts(texts_of(source, encoder, target), encoder, key_of)
-    pool = _Smallest(encoder)
-    texts.draw(pool, streamed=source.is_streamed)
+    smallest = SmallestKeys(MOST_TOKENS)
+    for key, found, text in texts.drawn():
+        if smallest.admits(key):
+            document = encoder.document(found.name, text, NO_LIMIT)
+            kept = replace(document, content=found.content, number=texts.read)
+            smallest.add(key, kept, max(1, len(document)))
+        if source.is_streamed and smallest.tokens >= MOST_TOKENS:
+            break
     able = list[Document]()
     short = list[Document]()
-    for document in pool.basket.in_order():
+    for document in smallest.in_order():
         if len(document) >= target:
             able.append(document)
         else:

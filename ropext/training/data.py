@@ -151,6 +151,7 @@ class _TrainingDataParts:
 
     @property
     def is_full(self) -> bool:
+        """Return whether both parts have as many tokens as the division wants."""
         """Return whether a stream gave enough documents to train on, and enough to hold out."""
         return self.others.tokens >= self.division.wanted_tokens and self.held >= self.enough
 
@@ -166,7 +167,10 @@ def divide_training_data(
     """
     texts = corpus.DistinctTexts(raw, encoder, encoder.content_key)
     parts = _TrainingDataParts(division, encoder)
-    texts.draw(parts, streamed=division.streamed)
+    for key, found, text in texts.drawn():
+        parts.take(key, found, text, texts.read)
+        if division.streamed and parts.is_full:
+            break
     drawn = parts.drawn.in_order()
     documents = drawn + parts.others.in_order()
     held_out = list[corpus.Document]()

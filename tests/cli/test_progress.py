@@ -101,7 +101,7 @@ def test_earlier_and_foreign_reads_are_not_counted(now, tmp_path):
     progress, store = Progress(40, hooks, tmp_path, world=2), Store(tmp_path)
 
     def unit(number):
-        return Unit(f"{number}.json", f"unit {number}", "whole", 1, 10, 10)
+        return Unit(f"{number}.json", f"unit {number}", "whole", (10,))
 
     def read(own):
         now[0] += 5

@@ -8,7 +8,6 @@ import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -74,8 +73,7 @@ class SmallestKeys:
     """
 
     wanted: int
-    heap: list[tuple[int, int]] = field(default_factory=list)
-    held: dict[int, Document] = field(default_factory=dict)
+    heap: list[tuple[int, int, Document]] = field(default_factory=list)  # -key, tokens, document
     tokens: int = 0
 
     def admits(self, key: str) -> bool:
@@ -84,29 +82,14 @@ class SmallestKeys:
 
     def add(self, key: str, document: Document, tokens: int) -> None:
         """Keep a document whose key is new, unless documents with smaller keys are enough."""
-        number = int(key, 16)
-        self.held[number] = document
-        heapq.heappush(self.heap, (-number, tokens))
+        heapq.heappush(self.heap, (-int(key, 16), tokens, document))
         self.tokens += tokens
         while self.heap and self.tokens - self.heap[0][1] >= self.wanted:
-            largest, left_out = heapq.heappop(self.heap)
-            del self.held[-largest]
-            self.tokens -= left_out
+            self.tokens -= heapq.heappop(self.heap)[1]
 
     def in_order(self) -> list[Document]:
         """Return the documents in the order of their keys."""
-        return [self.held[number] for number in sorted(self.held)]
-
-
-class Pool(Protocol):
-    """A container that keeps drawn documents for one use."""
-
-    def take(self, key: str, raw: RawDocument, text: str, number: int) -> None:
-        """Encode a text, the document `number` of the source, and keep it or leave it out."""
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether to stop reading a stream, which may have no end."""
+        return [document for _, _, document in sorted(self.heap, reverse=True)]
 
 
 @dataclass
@@ -122,11 +105,11 @@ class DistinctTexts:
     duplicates: int = 0
     longest: tuple[str, str] = ("", "")  # name and text
 
-    def draw(self, pool: Pool, *, streamed: bool) -> None:
-        """Give every text to a pool, with its key.
+    def drawn(self) -> Iterator[tuple[str, RawDocument, str]]:
+        """Yield each document with its key and its text; the caller keeps some of them.
 
         Only this loop draws documents: their content and a seed decide, in bounded memory, which
-        are kept.
+        are kept. A caller stops early if the source may have no end.
         """
         seen = set[int]()
         for document in self.raw:
@@ -143,34 +126,9 @@ class DistinctTexts:
                 continue
             seen.add(short)
             self.different += 1
-            pool.take(key, document, text, self.read)
-            if streamed and pool.is_full:
-                break
+            yield key, document, text
         if not self.read:
             raise InputError("--data holds no document")
-
-
-class _ByLength:
-    """The documents that reach each of the wanted lengths."""
-
-    def __init__(self, wanted: Wanted, encoder: DocumentEncoder) -> None:
-        self.encoder = encoder
-        self.pools = {length: SmallestKeys(wanted.max_documents) for length in wanted.lengths}
-        self.reaching = dict.fromkeys(wanted.lengths, 0)
-        self.longest = wanted.lengths[-1]
-        self.enough = STREAMED * wanted.max_documents
-
-    def take(self, key: str, raw: RawDocument, text: str, number: int) -> None:
-        """Count a document at every length that it reaches, and keep it there."""
-        document = self.encoder.document(raw.name, text, self.longest)
-        for length, pool in self.pools.items():
-            if len(document) >= length:
-                self.reaching[length] += 1
-                pool.add(key, document, 1)
-
-    @property
-    def is_full(self) -> bool:
-        return self.reaching[self.longest] >= self.enough
 
 
 def choose_documents(
@@ -185,15 +143,22 @@ def choose_documents(
     longest = wanted.lengths[-1]
     useful = longest if wanted.given else first
     texts = DistinctTexts(raw, encoder, encoder.key, useful - EXTRA_TOKENS)
-    pool = _ByLength(wanted, encoder)
-    texts.draw(pool, streamed=wanted.streamed)
-    reaching = pool.reaching
+    kept = {length: SmallestKeys(wanted.max_documents) for length in wanted.lengths}
+    reaching = dict.fromkeys(wanted.lengths, 0)
+    for key, found, text in texts.drawn():
+        document = encoder.document(found.name, text, longest)
+        for length, smallest in kept.items():
+            if len(document) >= length:
+                reaching[length] += 1
+                smallest.add(key, document, 1)
+        if wanted.streamed and reaching[longest] >= STREAMED * wanted.max_documents:
+            break
     if not reaching[useful]:
         raise _too_short(encoder, wanted, texts)
     if not wanted.given:
         enough = min(FEWEST_DOCUMENTS, wanted.max_documents, reaching[first])
         longest = max(length for length, count in reaching.items() if count >= enough)
-    documents = tuple(document.cut(longest) for document in pool.pools[longest].in_order())
+    documents = tuple(document.cut(longest) for document in kept[longest].in_order())
     return Corpus(
         documents=documents,
         lengths=tuple(length for length in wanted.lengths if length <= longest),
