@@ -174,17 +174,17 @@ class AskedQuestion:
 
     @property
     def name(self) -> str:
-        """The name of the file of the answer in the store."""
+        """Return the name of the file that holds the server's answer."""
         return f"{self.question.name}.json"
 
     @property
     def file(self) -> Path:
-        """The file of the server's answer; two rows may share it."""
+        """Return the path of the file that holds the server's answer; two rows may share it."""
         return self.store.file(self.name)
 
     @property
     def is_answered(self) -> bool:
-        """Whether an earlier call kept the server's answer."""
+        """Return whether an earlier call kept the server's answer."""
         return self.store.has(self.name)
 
     def kept_answer(self) -> Answer:
@@ -192,7 +192,7 @@ class AskedQuestion:
         return read_values(Answer, self.store.get(self.name), self.file)
 
     def ask(self) -> Answer:
-        """Return the server's answer to the question."""
+        """Send the question to the server, and return its answer."""
         return answer_of(self.port, self.put)
 
     def keep(self, answer: Answer) -> None:

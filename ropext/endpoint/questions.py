@@ -226,7 +226,8 @@ def cut(question: Question, count: Count, window: int, api: str) -> Question:
 
 
 def _end_of_text(text: str, length: int) -> str:
-    """Return the end of a question's text, from the beginning of a word on."""
+    """Return the end of a prompt's text that a server's window holds, from the beginning of a word
+    on."""
     if length <= 0:
         return ""
     start = len(text) - length

@@ -488,7 +488,7 @@ def shown_default(value: object) -> str:
 
 
 def _short_value(value: object) -> str:
-    """Write a given value or a bound for the error about an option."""
+    """Return a short form of a value or bound of an option for an error."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)[:60]

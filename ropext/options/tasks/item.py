@@ -224,12 +224,12 @@ class Template:
     ask: str
 
     def state(self, encoder: Encoder, key: str, name: str = "") -> Tokens:
-        """Encode the sentence that states a key in a haystack."""
+        """Encode the sentence that states a key in the haystack of a retrieval item."""
         return tuple(encoder.encode(self.statement.format(key=key, name=name)))
 
     def question(self, encoder: Encoder, key: str, name: str = "") -> tuple[Tokens, Tokens]:
-        """Encode the question about a key and its answer together, and split them at the place at
-        which they part.
+        """Encode the question of a retrieval item about a key and its answer together, and split
+        them at the place at which they part.
 
         Encoded apart, the answer could get ids that no text gives (a digit run or a space merges
         differently at its start).
@@ -256,7 +256,8 @@ def derived_rng(*origin: object) -> random.Random:
 
 
 def holds_tokens(hay: Sequence[int], needle: Sequence[int]) -> bool:
-    """Return whether a haystack contains the tokens of a needle, one after the other."""
+    """Return whether the haystack of a retrieval item contains the tokens of a needle, one after
+    the other."""
     wanted = list(needle)
     size = len(wanted)
     for start in range(len(hay) - size + 1):
@@ -269,8 +270,8 @@ def holds_tokens(hay: Sequence[int], needle: Sequence[int]) -> bool:
 def with_needles(
     filler: Sequence[int], needles: Sequence[Tokens], depths: Sequence[float]
 ) -> Tokens:
-    """Return the tokens of a haystack with each needle at its depth: 0 before all filler, 1 behind
-    it. Equal depths keep their order."""
+    """Return the tokens of a retrieval item's haystack with each needle at its depth: 0 before all
+    filler, 1 behind it. Equal depths keep their order."""
     prompt = list[int]()
     done = 0
     pairs = zip(depths, needles, strict=True)

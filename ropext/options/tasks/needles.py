@@ -129,7 +129,7 @@ class Needles:
         return list(keys)
 
     def _needle_value(self, rng: random.Random) -> str:
-        """Draw the secret number or UUID of a needle."""
+        """Draw the secret number or UUID of a needle in a retrieval question."""
         if self.value == "UUID":
             return _uuid(rng)
         return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))

@@ -153,7 +153,7 @@ def _subject_of_passage(text: str) -> str:
 
 
 def _invented_name(rng: random.Random) -> str:
-    """Draw the name of a person or house that no passage elsewhere has."""
+    """Draw an invented name of a person or house in the passages of a retrieval question."""
     return "".join(rng.choices(SYLLABLES, k=3)).capitalize()
 
 
