@@ -86,7 +86,7 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
         anew = _written_anew(config, model, [site.params for site in model.scaled_sites], None)
     except RopextError as error:
         return [Problem("", str(error), fixable=False)]
-    faults = _SpellingFaults(config, text_config(text_part(config, model.path), model), model)
+    faults = _SpellingFaults(text_config(text_part(config, model.path), model), model)
     problems = [*conflicts, *_misplaced(config, model), *_contradicting_lengths(model)]
     for edit in diff(config, anew):
         problem = faults.of_edit(edit)
@@ -139,7 +139,6 @@ class _SpellingFaults:
     Many do no harm: stock reads a config without rope_parameters, and a null for an absent key.
     """
 
-    config: Mapping[str, Any]
     text: TextConfig
     model: Model
 

@@ -103,12 +103,8 @@ class UnextendedModel:
     disagrees: bool  # two spellings of its config with each other
 
 
-@dataclass(frozen=True)
-class Programs:
-    """The programs that read a model, and the lines that run it."""
-
-    readings: tuple[LoaderReading, ...]
-    serving: tuple[Serving, ...]
+# The programs that read a model, and the lines that run it.
+Programs = tuple[tuple[LoaderReading, ...], tuple[Serving, ...]]
 
 
 @dataclass(frozen=True)
@@ -273,7 +269,7 @@ class Carrier:
         lines = loaders.serving_lines(
             directory, known, main.params, context=standing.context, target=model.context
         )
-        return Programs(readings, lines)
+        return readings, lines
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
         """Return the readings of the loaders that a name of --for means, for the model that is to

@@ -144,7 +144,7 @@ class GgufCarrier(Carrier):
         readings = self.readings(self.model.scaled_sites[0], context)
         nothing: Params = {}  # for Ollama's environment: the file is scaled already
         lines = loaders.file_lines(self.place_of(standing.name), context, readings, nothing)
-        return Programs(readings, lines)
+        return readings, lines
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
         """Return the readings of the programs that a name of --for means, for the GGUF that is to

@@ -141,8 +141,8 @@ class FileCarrier(GgufCarrier):
         return self._of_parts(super().serving(plan, place))
 
     def read_unextended(self, standing: UnextendedModel) -> Programs:
-        programs = super().read_unextended(standing)
-        return replace(programs, serving=self._of_parts(programs.serving))
+        readings, serving = super().read_unextended(standing)
+        return readings, self._of_parts(serving)
 
     def _of_parts(self, lines: tuple[Serving, ...]) -> tuple[Serving, ...]:
         """Leave out the import of a split file, which would copy only its first part."""

@@ -56,8 +56,8 @@ def read_again(snapshot: Snapshot) -> Served:
         on_hub=snapshot.is_on_hub,
         disagrees=bool(conflicts),
     )
-    read = carrier.read_unextended(standing)
-    return Served(snapshot.name, carrier, record, read.readings, read.serving)
+    readings, lines = carrier.read_unextended(standing)
+    return Served(snapshot.name, carrier, record, readings, lines)
 
 
 @dataclass(frozen=True)
