@@ -89,7 +89,7 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
     return app
 
 
-def _asked(words: list[str]) -> str | None:
+def _command_in(words: list[str]) -> str | None:
     """Return the command on the command line; "" if there is none, None if completion needs all of
     them."""
     for key in os.environ:
@@ -129,7 +129,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    pass
+    """Accept --version and --verbose before the name of a command."""
 
 
 def main() -> None:
@@ -163,7 +163,9 @@ def _code_of(words: list[str]) -> int:
     try:
         _check_words(words)
         # The name also under `python -m ropext`: completion scripts are made from it.
-        return build(_asked(words), words)(words, prog_name="ropext", standalone_mode=False) or 0
+        return (
+            build(_command_in(words), words)(words, prog_name="ropext", standalone_mode=False) or 0
+        )
     except NothingKept as error:
         return _interrupted(str(error), words)
     except RopextError as error:
@@ -175,7 +177,7 @@ def _code_of(words: list[str]) -> int:
         sentence = f"this needs {error.name}, which is not installed: pip install"
         return _failed(f"{sentence} {' '.join(missing)}", UsageError.exit_code, words)
     except WRONG_WORDS as error:
-        return _failed(_sentence(error, words), UsageError.exit_code, words)
+        return _failed(_parser_error_sentence(error, words), UsageError.exit_code, words)
     except KeyboardInterrupt as interrupt:
         return _interrupted(" ".join(interrupt.args), words)
     except typer.Abort as error:
@@ -209,17 +211,19 @@ def _check_words(words: list[str]) -> None:
     path it would be the working directory."""
     for before, word in pairwise(["ropext", *words]):
         if word == "" and not before.startswith("-"):
-            raise UsageError(f"an argument of {_asked(words) or before} is empty; give it a value")
+            raise UsageError(
+                f"an argument of {_command_in(words) or before} is empty; give it a value"
+            )
         if word == "" or (word.startswith("--") and word.endswith("=")):
             named = word.removesuffix("=") or before
             raise UsageError(f"{named} is empty; give it a value, or leave it out")
 
 
-def _sentence(error: Any, words: list[str]) -> str:
+def _parser_error_sentence(error: Any, words: list[str]) -> str:
     """Return the parser's objection to the command line as a sentence, and the options that were
     perhaps meant."""
     context = getattr(error, "ctx", None)
-    path = context.command_path if context else f"ropext {_asked(words) or ''}".strip()
+    path = context.command_path if context else f"ropext {_command_in(words) or ''}".strip()
     help_hint = f"see {path} --help"
     possibilities = getattr(error, "possibilities", ()) or ()
     name = ""

@@ -25,7 +25,7 @@ FailIf = Annotated[
 ]
 
 
-def _matching(runs: list[str]) -> list[str]:
+def _runs_of_patterns(runs: list[str]) -> list[str]:
     """Return the runs with each pattern replaced by its matches, because Windows shells expand
     none."""
     paths = list[str]()
@@ -52,7 +52,7 @@ def command(
     others = [gates.split_run_spec(gate.run)[0] for gate in wanted if gate.run]
     guard.check({"--fail-if": others}, {"--output": output})
     beside = [rundir.read_run(other) for other in others if other.is_dir()]  # else a variant
-    opened, compared = compare_runs(_matching(runs), output)
+    opened, compared = compare_runs(_runs_of_patterns(runs), output)
     for path in dict.fromkeys(run.path for run in (*opened, *beside) if run.path is not None):
         for remark in rundir.no_digest_warnings(path):
             out.say(f"warning: {remark}")

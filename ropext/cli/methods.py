@@ -44,6 +44,7 @@ class MethodPage:
 
 
 def _page_of(method: Method) -> MethodPage:
+    """Return the page that `ropext methods NAME` prints about a method."""
     knobs = list[Knob]()
     for field in fields(method.knobs):
         if field.name == "short_pair_factors":

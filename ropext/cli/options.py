@@ -227,6 +227,7 @@ def command_of(name: str) -> Command:
     def with_options(
         as_json: Json = False, quiet: Quiet = False, log_times: LogTimes = False, **values: object
     ) -> None:
+        """Run the command with the options of its command line."""
         for into, declared in taken.items():
             given = dict[str, object]()
             for parameter in declared:

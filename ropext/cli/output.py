@@ -62,6 +62,7 @@ class Timed:
         self.begins_line = True
 
     def write(self, text: str) -> int:
+        """Write text to stderr with the time in front of each line, for --log-times."""
         for line in text.splitlines(keepends=True):
             if self.begins_line:
                 self.stream.write(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ "))
@@ -70,6 +71,7 @@ class Timed:
         return len(text)
 
     def isatty(self) -> bool:
+        """Return False, so that progress on stderr comes in lines."""
         return False
 
     def __getattr__(self, name: str) -> Any:
@@ -182,6 +184,7 @@ class Bar:
         self.tell = told(out.say, clock)
 
     def show(self, done: int, total: int, what: str) -> None:
+        """Print the progress of a command on stderr, with the time that is left."""
         if not self.out.animated:
             self.tell(done, total, what)
             return

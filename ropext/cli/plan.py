@@ -90,9 +90,9 @@ def command(
         if plot is not None:
             out.picture(plot, made)
         if table_format is not None:
-            _show_ranking_alone(out, ranked, table_format)
+            _print_ranking_table(out, ranked, table_format)
             return
-        _show_ranking(out, ranked, made, details=details)
+        _print_ranking(out, ranked, made, details=details)
         return
     if table_format is not None:
         raise UsageError("--format prints a measurement; add --measure DATA")
@@ -104,23 +104,23 @@ def command(
     if room:
         if plot is not None:
             raise UsageError("--memory and --plot do not go together; give one of them")
-        _fit(out, model, MemoryOptions(**room), given, revision, details=details)
+        _print_memory_fit(out, model, MemoryOptions(**room), given, revision, details=details)
         return
     if not given and plot is None:
         served = inspecting.serving(model, revision=revision)
         if served is not None:
-            out.result(_shown_as_it_stands(served, details=details), served)
+            out.result(_unextended_text(served, details=details), served)
             return
     if plot is None and given.keys() == {"for_loaders"}:
         names = Extend(**given).for_loaders
         served = inspecting.read_unextended(model, revision=revision)
         if served is not None:
-            _show_gated(out, served, names, details=details)
+            _print_engine_gate(out, served, names, details=details)
             return
     show(out, inspecting.plan(model, revision=revision, **given), plot, details=details)
 
 
-def _fit(
+def _print_memory_fit(
     out: Out,
     model: str,
     room: MemoryOptions,
@@ -140,11 +140,11 @@ def _fit(
         return
     made = inspecting.plan(model, revision=revision, **given)
     fit = memory_fit(model, room, length=made.target, revision=revision)
-    body = f"{_shown(made, details)}\n\n{memory_text(fit)}"
+    body = f"{_plan_text(made, details)}\n\n{memory_text(fit)}"
     out.result(body, made.to_json() | {"memory": fit.to_json()})
 
 
-def _shown_as_it_stands(served: "Served", verdict: str = "", *, details: bool) -> str:
+def _unextended_text(served: "Served", verdict: str = "", *, details: bool) -> str:
     """Return the text about a model that is served unchanged: one screen, or all of it."""
     from ropext.results.report import text
     from ropext.results.report.screen import served_screen
@@ -154,7 +154,7 @@ def _shown_as_it_stands(served: "Served", verdict: str = "", *, details: bool) -
     return served_screen(served, verdict)
 
 
-def _show_gated(out: Out, served: "Served", names: Sequence[str], *, details: bool) -> None:
+def _print_engine_gate(out: Out, served: "Served", names: Sequence[str], *, details: bool) -> None:
     """Print how each engine reads a model. Raise if one of the engines in --for reads it
     differently; in that case the reasons are printed too."""
     from ropext.files import inspecting
@@ -162,9 +162,9 @@ def _show_gated(out: Out, served: "Served", names: Sequence[str], *, details: bo
     judged = inspecting.gate(served, names)
     data = served.to_json() | {"gate": judged}
     if judged.passed:
-        shown = _shown_as_it_stands(served, judged.sentence, details=details)
+        shown = _unextended_text(served, judged.sentence, details=details)
     else:
-        shown = _shown_as_it_stands(served, details=True)
+        shown = _unextended_text(served, details=True)
     out.result(shown, data)
     judged.raise_if_failed()
 
@@ -173,10 +173,10 @@ def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: 
     """Print a plan."""
     if plot is not None:
         out.picture(plot, plan)
-    out.result(_shown(plan, details), plan)
+    out.result(_plan_text(plan, details), plan)
 
 
-def _shown(plan: "ExtensionPlan", details: bool) -> str:
+def _plan_text(plan: "ExtensionPlan", details: bool) -> str:
     """Return the text of a plan: one screen, or all of it."""
     from ropext.results.report import text
     from ropext.results.report.screen import plan_screen
@@ -186,7 +186,7 @@ def _shown(plan: "ExtensionPlan", details: bool) -> str:
     return plan_screen(plan)
 
 
-def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) -> None:
+def _print_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) -> None:
     """Print the plan of the method that the user gave, else of the recommended one, and then the
     ranking."""
     from ropext.planning.methods import Recommendation
@@ -196,10 +196,10 @@ def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) 
     plan = replace(plan, advised=chosen, is_measured=True)
     mark = ranked.overlap.mark if ranked.overlap else ""
     body = ranking_text(ranked.ranking, ranked.plans, ranked.left_out, mark)
-    out.result(f"{_shown(plan, details)}\n\n{body}", plan.to_json() | {"measured": ranked})
+    out.result(f"{_plan_text(plan, details)}\n\n{body}", plan.to_json() | {"measured": ranked})
 
 
-def _show_ranking_alone(out: Out, ranked: "Measured", table_format: "Format") -> None:
+def _print_ranking_table(out: Out, ranked: "Measured", table_format: "Format") -> None:
     """Print the table of the ranking, and its remarks on stderr."""
     from ropext.results.report.ranking import ranking_lines, ranking_table
 

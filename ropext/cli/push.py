@@ -88,12 +88,12 @@ def result(out: Out, text: str, data: Any, directory: Path, wanted: Push | None)
         done = upload(out, directory, wanted)
     except RopextError as error:
         out.result(text, {**values_json(data), "pushed": None})
-        command = again(directory, wanted)
+        command = push_command(directory, wanted)
         raise Stopped(f"{error}; {directory} is complete and kept, push it: {command}") from None
     out.result(f"{text}\n{sentence(done)}", {**values_json(data), "pushed": done})
 
 
-def again(directory: Path, wanted: Push) -> str:
+def push_command(directory: Path, wanted: Push) -> str:
     """Return the command that pushes this output."""
     words = ["ropext", "push", str(directory), wanted.repository]
     if wanted.public:

@@ -80,7 +80,7 @@ def command(
         fold = SelfExtend(**folding).fold
         if given.get("method") != NAME:
             raise UsageError(f"{flag(next(iter(folding)))} belongs to --method {NAME}")
-    names = _names(served_model_name or [])
+    names = _served_names(served_model_name or [])
     loading = DocumentOptions(**reading)
     check_transformers_parts()
     from ropext.serving import app, served
@@ -121,7 +121,7 @@ def command(
     out.say("the server has stopped")
 
 
-def _names(given: list[str]) -> tuple[str, ...]:
+def _served_names(given: list[str]) -> tuple[str, ...]:
     """Return each name once; raise UsageError if a client could not send one."""
     if not "".join(given).isprintable():
         raise UsageError("--served-model-name takes a name of printable characters")

@@ -166,7 +166,7 @@ def command(
     checks = [(check.passed, check.what, check.sentence) for check in result.checks]
     shown = text.verification_text(result.verdict, checks)
     if report and endpoint is not None:
-        shown = f"{shown}\n\n{_form(directory, endpoint, result)}"
+        shown = f"{shown}\n\n{_issue_form(directory, endpoint, result)}"
     data = result.to_json()
     judged = None
     if names and result.passed:
@@ -185,7 +185,7 @@ def command(
         judged.raise_if_failed()
 
 
-def _form(directory: str, endpoint: str, result: "Verification") -> str:
+def _issue_form(directory: str, endpoint: str, result: "Verification") -> str:
     """Return the issue form for a cell of the loader table, filled in from a verification."""
     from ropext import families
     from ropext.base.jsontext import read_object

@@ -40,8 +40,8 @@ def assembled(
         label = variant.label
         finished[label] = replace(
             models[label],
-            source=_source(reads, variant, stores[label], done.documents is not None),
-            numbers=_numbers(measurable, variant),
+            source=_model_source(reads, variant, stores[label], done.documents is not None),
+            numbers=_model_numbers(measurable, variant),
         )
     facts = replace(
         facts,
@@ -64,7 +64,10 @@ def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
     return RulerTasks(tuple(tasks), tuple(partly))
 
 
-def _source(reads: Workload, variant: Variant, store: str, has_documents: bool) -> ModelSource:
+def _model_source(
+    reads: Workload, variant: Variant, store: str, has_documents: bool
+) -> ModelSource:
+    """Return the origin of a model's numbers in results.json: checkpoint, store and passes."""
     info = dict(variant.info)
     info.pop("target", None)  # it has its own field
     passes = dict[str, int]()
@@ -85,7 +88,7 @@ def _source(reads: Workload, variant: Variant, store: str, has_documents: bool) 
     )
 
 
-def _numbers(measured: Measurement, variant: Variant) -> ModelNumbers:
+def _model_numbers(measured: Measurement, variant: Variant) -> ModelNumbers:
     """Return all numbers of one variant."""
     label = variant.label
     frame = measured.frame

@@ -111,6 +111,7 @@ def read_base(
         `first`."""
 
         def keep(position: int, states: "torch.Tensor") -> None:
+            """Keep the base's states at the compared tokens that this window scores."""
             places = begin + position + np.arange(len(states))
             chosen = np.flatnonzero((places >= first) & np.isin(places, compared))
             kept.append(states[chosen].clone())

@@ -216,7 +216,7 @@ def _bundled_questions(
         return [], []
     tokens = len(names) * options.items * len(options.depths) * sum(lengths)
     check_amount(tokens, "give fewer --items or --depths, or shorter --lengths")
-    around = _haystack(options.haystack, encoder, corpus)
+    around = _haystack_named(options.haystack, encoder, corpus)
     before = 0 if encoder.bos is None else 1  # the BOS in front of a prompt
     groups = list[tuple[Item, ...]]()
     left_out = dict[str, UsageError]()
@@ -255,7 +255,11 @@ def read_passages(path: str) -> tuple[KnownAnswer, ...]:
         question = row.get("question")
         answers = row.get("answers")
         texts = row.get("passages")
-        if not _is_text(question) or not _are_texts(answers) or not _are_texts(texts):
+        if (
+            not _is_nonempty_text(question)
+            or not _are_nonempty_texts(answers)
+            or not _are_nonempty_texts(texts)
+        ):
             raise InputError(
                 f"--passages {where}: not a JSON object with a question, a list of answers and a "
                 "list of passages, none of them empty"
@@ -266,15 +270,20 @@ def read_passages(path: str) -> tuple[KnownAnswer, ...]:
     return tuple(known)
 
 
-def _is_text(value: object) -> TypeGuard[str]:
+def _is_nonempty_text(value: object) -> TypeGuard[str]:
+    """Return whether a value of a --passages file is a text with words."""
     return isinstance(value, str) and bool(value.strip())
 
 
-def _are_texts(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and bool(value) and all(_is_text(text) for text in value)
+def _are_nonempty_texts(value: object) -> TypeGuard[list[str]]:
+    """Return whether a value of a --passages file is a list of texts with words."""
+    return (
+        isinstance(value, list) and bool(value) and all(_is_nonempty_text(text) for text in value)
+    )
 
 
-def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Haystack:
+def _haystack_named(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Haystack:
+    """Return the text around the needles that --haystack names, as token ids."""
     if name == "repeat":
         return repetition(encoder)
     if name == "noise":

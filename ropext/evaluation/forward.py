@@ -80,6 +80,8 @@ class _RunningSum:
 
     @staticmethod
     def over(rows: "torch.Tensor") -> "_RunningSum":
+        """Return the empty sums for rows of logits, before their first tile."""
+
         import torch
 
         peak = torch.full((len(rows),), -torch.inf, device=rows.device)
@@ -101,6 +103,7 @@ class _RunningSum:
 
     @property
     def log(self) -> "torch.Tensor":
+        """Return the log of the sum of exponentials of each row of logits."""
         return self.peak + self.total.log()
 
 
@@ -236,6 +239,9 @@ class TokenScorer:
         )
 
     def _difference(self, ids: Ids, manner: ReadingMode, truth: "torch.Tensor") -> float:
+        """Return the largest difference of logits between one way of reading and the model's own
+        forward."""
+
         import torch
 
         before = self.manner
@@ -273,9 +279,12 @@ class TokenScorer:
         return bool((tiled - expected).abs().max() <= bound)
 
     def _dtype(self) -> Any:
+        """Return the dtype of the model's weights."""
         return self.model.get_input_embeddings().weight.dtype
 
     def _row(self, ids: Ids) -> "torch.Tensor":
+        """Return token ids as a batch of one on the model's device."""
+
         import torch
 
         return torch.as_tensor(np.asarray(ids), dtype=torch.long, device=self.device)[None]
@@ -377,6 +386,7 @@ class TokenScorer:
                 yield begin + at, logits_after(self.model, output, part)
 
     def _bodies(self, ids: Ids, cache: "Cache | None" = None) -> Iterator[tuple[int, Any]]:
+        """Yield the position and the states of each chunk that the model's body reads."""
         chunk = self.manner.chunk or len(ids)
         if cache is None and chunk >= len(ids):
             yield 0, self.body(input_ids=self._row(ids), use_cache=False)
@@ -390,6 +400,7 @@ class TokenScorer:
     def _whole_chunks(
         self, ids: Ids, first: int, cache: "Cache | None"
     ) -> Iterator[tuple[int, "torch.Tensor"]]:
+        """Yield (begin, logits) of chunks that the whole model reads with a cache."""
         if cache is None:
             cache = self.new_cache()
         size = self.manner.slice_tokens

@@ -52,22 +52,22 @@ def decided_by(tasks: Sequence[Json]) -> dict[str, Json]:
     index: JsonObject = TaskManager().task_index if named else {}
     folders: set[Path] = set()
     for task in named:
-        folders |= _folders(task, index)
+        folders |= _task_folders(task, index)
     files = {folder.name: _folder_digest(folder) for folder in sorted(folders)}
     return {"versions": installed(("lm-eval", "datasets")), "tasks": files}
 
 
-def _folders(task: str, index: JsonObject) -> set[Path]:
+def _task_folders(task: str, index: JsonObject) -> set[Path]:
     """Return the folder of a task, or of each task with a tag."""
-    if (path := _told(index.get(task), "yaml_path")) is not None:
+    if (path := _task_field(index.get(task), "yaml_path")) is not None:
         return {path.parent}
-    tagged = [name for name, entry in index.items() if task in (_told(entry, "tags") or ())]
-    listed = _told(index.get(task), "task") or tagged
-    paths = [_told(index.get(name), "yaml_path") for name in listed if isinstance(name, str)]
+    tagged = [name for name, entry in index.items() if task in (_task_field(entry, "tags") or ())]
+    listed = _task_field(index.get(task), "task") or tagged
+    paths = [_task_field(index.get(name), "yaml_path") for name in listed if isinstance(name, str)]
     return {path.parent for path in paths if path is not None}
 
 
-def _told(entry: Json, name: str) -> Json:
+def _task_field(entry: Json, name: str) -> Json:
     """Return a field of a task in the harness's list: an entry is a dict up to 0.4.9, an object
     later."""
     value = entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
@@ -111,14 +111,16 @@ def run_tasks(
         file = f"lm-eval/{name}.json"
         if not store.has(file):
             with computing(variant) as model:
-                store.put(file, _run(model, tokenizer, options, length))
+                store.put(file, _run_harness(model, tokenizer, options, length))
         results[variant.label] = store.get(file)
     return results
 
 
-def _run(
+def _run_harness(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", options: "Evaluate", length: int
 ) -> Json:
+    """Run lm-evaluation-harness on one model in memory, and return its metrics."""
+
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -156,13 +158,13 @@ def _run(
             f"--lm-eval {','.join(map(str, options.lm_eval))}: the harness stopped: {first}; what "
             "was read before is kept (with -o RUN)"
         ) from error
-    return _plain((results or {}).get("results", {}))
+    return _plain_json((results or {}).get("results", {}))
 
 
-def _plain(data: Json) -> Json:
+def _plain_json(data: Json) -> Json:
     """Return only JSON's own types; a number that is not finite becomes null."""
     if isinstance(data, Mapping):
-        return {str(key): _plain(value) for key, value in data.items()}
+        return {str(key): _plain_json(value) for key, value in data.items()}
     if data is None or isinstance(data, str | bool | int):
         return data
     number = float(data) if hasattr(data, "__float__") else math.nan

@@ -125,17 +125,19 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
     """Return the lineup of one model."""
     reach = reach_of(snapshot, options.context)
     if options.method:
-        return _in_memory(snapshot, options, reach)
+        return _line_up_methods(snapshot, options, reach)
     limit = reach.limit
     context = reach.context
     record = record_of_weights(snapshot)
     if reach.has_table and options.context is not None:
         record = None  # the user says that all its rows were trained
     if record is None and options.context is None:
-        record = _by_config(snapshot, options)
+        record = _record_of_scaled_config(snapshot, options)
     if record is not None and options.context is None:
         context = record.context
-    base, context, warning = _base(snapshot, record, options, replace(reach, context=context))
+    base, context, warning = _base_of_lineup(
+        snapshot, record, options, replace(reach, context=context)
+    )
     variants = [] if base is None else [base]
     if record is not None or limit > context:
         other = base is not None and (base.config or base.snapshot is not snapshot)
@@ -144,7 +146,7 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
         # The last step names the label, as for the checkpoints of `ropext run`.
         done = [word for key, word in LATER.items() if record and record.more.get(key)]
         label = done[-1] if done else EXTENDED
-        variant = Variant(label, EXTENDED, snapshot, target=limit, info=_recorded(record))
+        variant = Variant(label, EXTENDED, snapshot, target=limit, info=_recorded_extension(record))
     else:
         variant = Variant(UNTOUCHED, UNTOUCHED, snapshot)
     variants += _each_way(variant, options)
@@ -174,7 +176,7 @@ def line_up_patched(
         variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
     spectra = [site.wanted for site in plan.sites]
     scaled = [site.wanted for site in plan.sites if site.scaled]
-    info = _info(plan.method, plan.target / plan.context, plan.target, spectra, scaled)
+    info = _extension_facts(plan.method, plan.target / plan.context, plan.target, spectra, scaled)
     if plan.fold is not None:
         info |= plan.knobs
     extended = Variant(EXTENDED, EXTENDED, snapshot, target=plan.target, info=info)
@@ -211,7 +213,7 @@ def line_up_checkpoints(
         variants.append(Variant(CONTROL, CONTROL, base, adapter=adapter, info=content(CONTROL)))
     for label, snapshot in checkpoints.items():
         record = read_record(snapshot.directory)
-        info = _recorded(record) | content(label)
+        info = _recorded_extension(record) | content(label)
         target = record.target if record else limit
         variants.append(Variant(label, EXTENDED, snapshot, target=target, info=info))
     return Lineup(tuple(variants), context, limit)
@@ -253,15 +255,18 @@ def fetched(lineup: Lineup) -> Lineup:
     return replace(lineup, variants=tuple(variants))
 
 
-def _recorded(record: Record | None) -> dict[str, Json]:
+def _recorded_extension(record: Record | None) -> dict[str, Json]:
+    """Return the facts about an extension that ropext.json records."""
     if record is None:
         return {}
     spectra = [site.wanted for site in record.sites]
     scaled = [site.wanted for site in record.sites if site.scaled]
-    return _info(record.method, record.target / record.context, record.target, spectra, scaled)
+    return _extension_facts(
+        record.method, record.target / record.context, record.target, spectra, scaled
+    )
 
 
-def _info(
+def _extension_facts(
     method: str, factor: float, target: int, spectra: list[Spectrum], scaled: list[Spectrum]
 ) -> dict[str, Json]:
     """Return the facts about a variant's extension, as results hold them."""
@@ -291,7 +296,7 @@ def _each_way(variant: Variant, options: Evaluate) -> list[Variant]:
     return read
 
 
-def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Lineup:
+def _line_up_methods(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Lineup:
     """Return the lineup of a grid of methods and factors, with base and untouched, as papers print
     it."""
     variants = [base_variant(snapshot)]
@@ -308,7 +313,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Line
         factor = far or plan.factor
         wanted = [site.wanted for site in plan.sites]
         scaled = [site.wanted for site in plan.sites if site.scaled] or wanted
-        info = _info(method, factor, plan.target, wanted, scaled)
+        info = _extension_facts(method, factor, plan.target, wanted, scaled)
         variant = Variant(
             f"{named}-{factor:g}x",
             EXTENDED,
@@ -332,7 +337,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Line
     return Lineup(tuple(variants), reach.context, limit, most, said, reach.masked)
 
 
-def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
+def _record_of_scaled_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
     """Return the record of a scaling that only the config names; None if there is none.
 
     Raise UsageError if the config does not state the original length.
@@ -350,7 +355,7 @@ def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
     return record_of_config(snapshot)
 
 
-def _base(
+def _base_of_lineup(
     snapshot: Snapshot, record: Record | None, options: Evaluate, reach: ModelReach
 ) -> tuple[Variant | None, int, str]:
     """Return the base, its context, and a warning if there is no base."""
@@ -367,7 +372,7 @@ def _base(
             f"model by --base MODEL, or say by --context {record.target} that it was this one"
         )
         return None, context, warning
-    untrained = _untrained(snapshot, record)
+    untrained = _untrained_checkpoint(snapshot, record)
     before = None
     if untrained is not None:
         before = reach.base_of(untrained, record)
@@ -382,7 +387,7 @@ def _base(
     return base_variant(named), context, ""
 
 
-def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
+def _untrained_checkpoint(snapshot: Snapshot, record: Record) -> Snapshot | None:
     """Return the checkpoint with the weights from before the extension; None if there is none.
 
     It is the snapshot itself if nothing was trained (a fit changes no weight), otherwise the copy

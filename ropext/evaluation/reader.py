@@ -66,6 +66,7 @@ class Progress:
     last: float = 0.0  # when the last unit began
 
     def show(self, what: str) -> None:
+        """Show the forward tokens read so far in the progress of `ropext eval`."""
         self.total = max(self.total, self.done)
         self.hooks.show(self.done, self.total, what)
 
@@ -76,6 +77,7 @@ class Progress:
         self.total -= unit.tokens // self.world
 
     def begin(self, unit: Unit) -> None:
+        """Begin a document or a haystack of questions; raise an error if the user interrupted."""
         if self.hooks.stop():
             raise self.stopped()
         if not self.done:  # the estimate of the time left begins
@@ -83,6 +85,7 @@ class Progress:
         self.last = time.monotonic()
 
     def finish(self, unit: Unit) -> None:
+        """Count a document or a haystack of questions that the model has read."""
         self.finished += 1
         if self.finished == 1 and self.rank == 0:
             self.used(f"the first pass ({unit.what})", time.monotonic() - self.last)

@@ -43,17 +43,17 @@ def score_items(
     for item in items:
         if not shared and not item.references:
             answer = np.asarray(item.answer[:-1], np.int32)
-            row = np.concatenate([_ids(item.prompt, bos), answer])
-            scores.append(_judge(item, scorer.last_logits(row, len(item.answer))))
+            row = np.concatenate([_prompt_ids(item.prompt, bos), answer])
+            scores.append(_score_of_logits(item, scorer.last_logits(row, len(item.answer))))
             continue
         start = shared or len(item.prompt) - 1
         if not shared or prefix is None:
-            prefix = Prefix(scorer, _ids(item.prompt[:start], bos))
+            prefix = Prefix(scorer, _prompt_ids(item.prompt[:start], bos))
         rest = item.prompt[start:]
         logits = prefix.read([*rest, *item.answer[:-1]])
-        score = _judge(item, logits[-len(item.answer) :])
+        score = _score_of_logits(item, logits[-len(item.answer) :])
         if item.references:
-            score = _generated(prefix, rest, item, score, decode)
+            score = _score_of_generated_answer(prefix, rest, item, score, decode)
         scores.append(score)
     return scores
 
@@ -80,13 +80,13 @@ class Prefix:
 
     def _go_back(self) -> None:
         """Crop the cache to the prefix; if the cache cannot go back, read the prefix again."""
-        if self._cache is None or not _crop(self._cache, self._added, len(self.ids)):
+        if self._cache is None or not _crop_cache(self._cache, self._added, len(self.ids)):
             self._cache = None  # two caches may not fit
-            self._cache = _filled(self.scorer, self.ids)
+            self._cache = _filled_cache(self.scorer, self.ids)
         self._added = 0
 
 
-def _filled(scorer: TokenScorer, prefix: Ids) -> "Cache":
+def _filled_cache(scorer: TokenScorer, prefix: Ids) -> "Cache":
     """Return a cache of the prefix that can go back to it."""
     cache = scorer.fill_cache(prefix)
     # Layers with a window forget on purpose; newer transformers can let them remember. Before
@@ -97,7 +97,7 @@ def _filled(scorer: TokenScorer, prefix: Ids) -> "Cache":
     return cache
 
 
-def _generated(
+def _score_of_generated_answer(
     prefix: Prefix, rest: Sequence[int], item: Item, forced: ItemScore, decode: Decode
 ) -> ItemScore:
     """Return the score of an item by greedy decoding after the prefix and the `rest` of the prompt.
@@ -120,7 +120,7 @@ def _generated(
     return replace(forced, predicted=tuple(said), said=text, score=points, exact=points == 1)
 
 
-def _crop(cache: "Cache", count: int, length: int) -> bool:
+def _crop_cache(cache: "Cache", count: int, length: int) -> bool:
     """Remove the last `count` tokens; return False if this cache cannot do that."""
     try:
         cache.crop(-count)
@@ -129,11 +129,12 @@ def _crop(cache: "Cache", count: int, length: int) -> bool:
     return int(cache.get_seq_length()) == length
 
 
-def _ids(prompt: Sequence[int], bos: int | None) -> Ids:
+def _prompt_ids(prompt: Sequence[int], bos: int | None) -> Ids:
+    """Return the token ids of a question's prompt, after the BOS if there is one."""
     return np.asarray(([] if bos is None else [bos]) + list(prompt), np.int32)
 
 
-def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
+def _score_of_logits(item: Item, logits: "torch.Tensor") -> ItemScore:
     """Return the score of an item; the `logits` (answer tokens, vocabulary) predict its answer."""
     import torch
 
@@ -222,6 +223,7 @@ PINNED = "ropext_pinned"  # a rope_type that transformers' update function does 
 
 
 def _is_dynamic(rope_type: object) -> bool:
+    """Return whether transformers changes the frequencies of a rope type with the length."""
     return isinstance(rope_type, str) and ("dynamic" in rope_type or rope_type == "longrope")
 
 
@@ -283,6 +285,7 @@ def _settle(module: Any, length: int) -> None:
 
 
 def _state(module: Any) -> dict[str, Any]:
+    """Return the rope type, frequencies and cached length of a rotary module, to restore them."""
     names = [
         name
         for name in (*vars(module), *module._buffers)

@@ -144,7 +144,7 @@ def same_unless_tied(model, item, one, other):
 def test_the_answer_equals_greedy_decoding(kind, chunk, backs, monkeypatch):
     """Over a shared prefix, as separate prompts, and by transformers: the same tokens."""
     if not backs:  # as a recurrent model's cache
-        monkeypatch.setattr(reading, "_crop", lambda *args: False)
+        monkeypatch.setattr(reading, "_crop_cache", lambda *args: False)
     model, prefix = tiny(kind, eos_token_id=None, **KINDS[kind]), random_ids(70)
     items = named(items_over(prefix), model)
     together = score_items(scorer_of(model, chunk), items, BOS, words)

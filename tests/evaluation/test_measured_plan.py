@@ -234,7 +234,7 @@ def test_the_command_says_which_one_and_how_to_extend_with_it(place, found, caps
 
 def test_a_csv_of_the_ranking_has_its_numbers(found, capsys):
     ranking = found[0].ranking
-    plan_command._show_ranking_alone(Out(), found[0], "csv")
+    plan_command._print_ranking_table(Out(), found[0], "csv")
     said = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(said.out)))
     first = rows[0]

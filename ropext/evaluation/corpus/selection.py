@@ -171,6 +171,7 @@ def choose_documents(
 
 
 def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -> InputError:
+    """Return the error for --data whose documents all end before the shortest length."""
     needed = wanted.lengths[-1] if wanted.given else wanted.lengths[0]
     tokens = len(encoder.document(*texts.longest, limit=needed))
     return InputError(
@@ -204,6 +205,7 @@ def glue_documents(
 
 
 def _closed(document: Document, separator: int | None) -> Document:
+    """Return a document's tokens with the separator after them; unchanged if there is none."""
     if separator is None:
         return document
     ids = np.append(document.ids, np.int32(separator))
@@ -211,6 +213,7 @@ def _closed(document: Document, separator: int | None) -> Document:
 
 
 def _joined(parts: list[Document]) -> Document:
+    """Return one document made of several, with their tokens and fingerprints."""
     name = parts[0].name
     if len(parts) > 1:
         name = f"{name} … {parts[-1].name}"
@@ -260,6 +263,7 @@ def split_documents(
 def _pieces(
     document: RawDocument, how: str, encoder: DocumentEncoder, length: int
 ) -> list[str] | Iterator[str]:
+    """Return the pieces of a document that --split-documents makes."""
     text = encoder.text_of(document)
     if how == WINDOWS:
         return _windows(document.name, text, encoder, length)

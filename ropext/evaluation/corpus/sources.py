@@ -90,6 +90,7 @@ class RawDocument:
 
 
 def _too_large(source: Source, what: str, mib: int) -> InputError:
+    """Return the error for text of --data beyond --max-document-mib."""
     return source.error(
         f"{what} has more than {mib:,} MiB of text; split it, or raise --max-document-mib"
     )
@@ -203,6 +204,7 @@ def splits_of(names: Sequence[str], *, partly: bool = False) -> dict[str, Sequen
 
 
 def _by_split(names: Sequence[str], place: str) -> dict[str, Sequence[str]]:
+    """Return the file names of a --data folder by the split whose word they contain."""
     by_split = {
         split: [name for name in names if re.search(place.format(words), name)]
         for split, words in SPLITS.items()
@@ -318,6 +320,7 @@ def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterato
 
 
 def _read_text(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
+    """Yield the whole of a txt file of --data as one document."""
     with open(open_regular(path), encoding="utf-8-sig") as file:  # a byte-order mark is no text
         text = file.read((source.largest << 20) + 1)
     if "\x00" in text:
@@ -326,6 +329,7 @@ def _read_text(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
 
 
 def _read_jsonl(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
+    """Yield a document for each line of a jsonl file of --data."""
     most = 2 * source.largest << 20  # including parts that are not text
     with open(open_regular(path), encoding="utf-8-sig") as file:
         for number, line in enumerate(iter(lambda: file.readline(most + 1), ""), 1):
@@ -360,6 +364,8 @@ def _read_json(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
 
 
 def _read_parquet(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
+    """Yield a document for each row of a parquet file of --data."""
+
     import pyarrow
     import pyarrow.parquet
 
@@ -385,6 +391,7 @@ READERS: dict[str, Reader] = dict(zip(DOCUMENTS, _OF_EACH, strict=True))
 
 
 def _column(row: JsonObject, source: Source, where: str) -> str:
+    """Return the column of a row of --data that holds the text; raise an error if it is missing."""
     candidates = DEFAULT_COLUMNS if source.column is None else (source.column,)
     for candidate in candidates:
         if candidate in row:
@@ -396,6 +403,7 @@ def _column(row: JsonObject, source: Source, where: str) -> str:
 
 
 def _content(row: JsonObject, source: Source, where: str) -> str | Messages:
+    """Return the text or the messages in a row of --data."""
     name = _column(row, source, where)
     content = row[name]
     if isinstance(content, str):
@@ -482,6 +490,8 @@ def _repository(source: Source) -> tuple[str, str]:
 
 
 def _read_dataset(source: Source) -> Iterator[RawDocument]:
+    """Yield the documents of a dataset from the hub, or of one that `datasets` saved."""
+
     from ropext.files.checkpoint import hub  # late: local texts need neither
 
     name, config = _repository(source)
