@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     class StoredTensors(Protocol):
         """A file of safetensors."""
 
-        def keys(self) -> Sequence[str]: ...
+        def keys(self) -> Sequence[str]:
+            """Return the names of the stored tensors, to compare with transformers' model."""
 
-        def get_tensor(self, name: str) -> Tensor: ...
+        def get_tensor(self, name: str) -> Tensor:
+            """Return a stored tensor, to compare with transformers' model."""
 
     class Fates(TypedDict):
         """The report of from_pretrained on the tensors that it was given."""

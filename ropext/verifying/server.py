@@ -150,8 +150,9 @@ def load_reference(reference: ReferenceModel) -> Rows:
     # The logits of a whole long prompt would not fit.
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def rows(ids: Sequence[int], lengths: Sequence[int]) -> list[list[float]]:
-        """Return the log-probabilities of the next token after each beginning of a text."""
+    def reference_rows(ids: Sequence[int], lengths: Sequence[int]) -> list[list[float]]:
+        """Return the log-probabilities of the next token after each beginning of a text, to compare
+        a server's with."""
         at = torch.tensor(lengths, device=device) - 1
         some = dict[str, object]()
         if keeps:
@@ -166,7 +167,7 @@ def load_reference(reference: ReferenceModel) -> Rows:
             values: list[list[float]] = logits.float().log_softmax(-1).tolist()
             return values
 
-    return rows
+    return reference_rows
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,8 @@ def _count_of_files(count: int) -> str:
 
 
 def _record_digests(snapshot: Snapshot, show: Show) -> list[str]:
-    """Write the missing SHA-256 of checked weight files into ropext.json; return the files'
-    names."""
+    """Write the SHA-256 of checked weight files that ropext.json lacks into it, for `verify
+    --record`; return the files' names."""
     path = snapshot.path(provenance.NAME)
     content = read_object(path)
     missing = [name for name, file in content["weights"].items() if not file.get("sha256")]
