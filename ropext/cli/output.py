@@ -44,8 +44,8 @@ def _prints(text: str) -> bool:
 
 
 def as_json(data: Any) -> str:
-    """Return data as one JSON document. If a character would not print, every non-ASCII one is
-    escaped."""
+    """Return what a command prints with --json. If stdout cannot print a character, every non-ASCII
+    one is escaped."""
     data = values_json(data)
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if _prints(text.replace("\n", "")):

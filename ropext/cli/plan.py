@@ -200,7 +200,7 @@ def _print_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool)
 
 
 def _print_ranking_table(out: Out, ranked: "Measured", table_format: "Format") -> None:
-    """Print the table of the ranking, and its remarks on stderr."""
+    """Print the table of `ropext plan --measure --format`, and its remarks on stderr."""
     from ropext.results.report.ranking import ranking_lines, ranking_table
 
     mark = ranked.overlap.mark if ranked.overlap else ""

@@ -40,8 +40,10 @@ class Push:
 
 
 def check_push(push_to_hub: str | None, public: bool) -> Push | None:
-    """Return the push that the options request. Raise, before anything is computed, if something
-    for it is missing."""
+    """Return the push that --push-to-hub and --public request.
+
+    Raise, before anything is computed, if something for it is missing.
+    """
     if push_to_hub is None:
         if public:
             raise UsageError("--public needs --push-to-hub ORG/NAME")

@@ -26,8 +26,8 @@ PLAINEST = ("default", "linear", "yarn", "llama3", "longrope")
 def closed_forms(
     snapshot: Snapshot, recipe: Extend, name: str = "MODEL"
 ) -> tuple[dict[str, Plan], dict[str, str]]:
-    """Return the plan of every competing method and of the recipe's own method, which has the
-    recipe's knobs.
+    """Return the plan of every method that is measured on the documents, and of the recipe's own
+    method, which has the recipe's knobs.
 
     Also return the reasons why the other methods cannot be written. Raise if the recipe names a
     method that cannot be written.
@@ -39,6 +39,7 @@ def closed_forms(
             methods.append(method)
 
     def plan(method: str) -> Plan:
+        """Return the plan of a method that is measured on the documents."""
         if method == recipe.method:
             return plan_of(snapshot, recipe, name)
         return plan_of(snapshot, recipe.changed(method=method, **no_knobs), name)
@@ -71,7 +72,7 @@ def plans_of(
 
 
 def preference(plans: Mapping[str, Plan]) -> list[str]:
-    """Return methods that measure alike in the order of preference.
+    """Return methods with equal measured loss on the documents, in the order of preference.
 
     First come methods that keep the model's mRoPE, then methods that are exact in more loaders,
     then plainer forms.

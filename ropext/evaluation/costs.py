@@ -127,7 +127,7 @@ def work_of(lineup: Lineup, reads: Workload) -> list[Passes]:
 
 
 def num_parameters(model: Any) -> int:
-    """Count the weights of a model, loaded or on the meta device."""
+    """Count the weights of a model for the costs that `ropext eval --dry-run` shows."""
     count = 0
     for parameter in model.parameters():
         # bitsandbytes packs two 4-bit weights into a byte.

@@ -290,7 +290,7 @@ class TokenScorer:
         return torch.as_tensor(np.asarray(ids), dtype=torch.long, device=self.device)[None]
 
     def head_of_tiles(self, why: str) -> Any:
-        """Return the matrix that makes logits from states.
+        """Return the matrix of the evaluated model that makes logits from states.
 
         Raise UnsupportedModel if the head is more than that; `why` names the option that needs it.
         """
@@ -423,7 +423,7 @@ class TokenScorer:
         return logits
 
     def fill_cache(self, ids: Ids) -> "Cache":
-        """Return a cache that holds the tokens; no logits are kept."""
+        """Return a cache that holds the prompt of a question; no logits are kept."""
         cache = self.new_cache()
         size = self.manner.chunk or len(ids)
         read = self.body if self.manner.split else self.model

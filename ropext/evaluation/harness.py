@@ -77,7 +77,7 @@ def _task_field(entry: Json, name: str) -> Json:
 
 
 def _folder_digest(folder: Path) -> str:
-    """Return the digest of the files next to a task's own, which it includes and imports."""
+    """Return the digest of the folder of a task of lm-evaluation-harness."""
     texts = {}
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.suffix in ("", ".yaml", ".yml", ".py"):

@@ -53,7 +53,7 @@ class Measured:
 
     @property
     def taken(self) -> Plan:
-        """Return the plan of the recommended method."""
+        """Return the plan of the method that the measured ranking recommends."""
         return self.plans[self.ranking.taken]
 
     def to_json(self) -> JsonObject:

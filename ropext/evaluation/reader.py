@@ -130,7 +130,7 @@ class Shape:
     masks: bool = True  # masks if a window is narrower than a row; flash attention needs none
 
     def peak_bytes(self, num_tokens: int, manner: ReadingMode) -> int:
-        """Return the bytes above the weights, at the widest moment of one pass."""
+        """Return the memory of one pass of an evaluation above the weights, in bytes."""
         at_once = min(num_tokens, manner.chunk or num_tokens)
         attention = 2 * self.hidden + (3 * self.heads + 4 * self.kv_heads) * self.head_dim
         widest = max(attention, 2 * self.hidden + 3 * self.feed_forward)
@@ -158,7 +158,7 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """Return the sizes of a model, loaded or on the meta device."""
+    """Return the sizes of a model that decide how an evaluation reads it and what that costs."""
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
     hidden = int(config.hidden_size)

@@ -87,7 +87,7 @@ class Prefix:
 
 
 def _filled_cache(scorer: TokenScorer, prefix: Ids) -> "Cache":
-    """Return a cache of the prefix that can go back to it."""
+    """Return a cache of the text that several questions share, which can go back to it."""
     cache = scorer.fill_cache(prefix)
     # Layers with a window forget on purpose; newer transformers can let them remember. Before
     # 5.18 a layer that remembers gives a second reading in a row more keys than its mask has.
@@ -296,7 +296,7 @@ def _state(module: Any) -> dict[str, Any]:
 
 
 def put(module: Any, name: str, value: Any) -> None:
-    """Set a buffer that no checkpoint holds, or an attribute."""
+    """Set a buffer or an attribute of a rotary module while a document is read."""
     if name in module._buffers:
         module.register_buffer(name, value, persistent=False)
     else:

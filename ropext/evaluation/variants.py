@@ -56,7 +56,7 @@ class InMemoryModel:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def copied(self) -> "torch.nn.Module":
-        """Return a copy of the model that shares the memory of the weights' numbers."""
+        """Return the copy of a model in memory that is evaluated; it shares the weights' memory."""
         try:
             copied = copy.deepcopy(self.model, _shared(self.model)).eval()
         except Exception as error:  # any error of an attribute of the model
@@ -79,7 +79,7 @@ class InMemoryModel:
 
 
 def _shared(model: "torch.nn.Module") -> dict[int, object]:
-    """Return, for each weight, a tensor with the same numbers for a copy of the model."""
+    """Return the tensors for a copy of an evaluated model: they share the memory of its weights."""
     import torch
 
     shared = dict[int, object]()
@@ -148,7 +148,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Return the name that names its files and decides which run it is."""
+        """Return the name of the evaluated model in the run folder, which no label changes."""
         return self.renamed or self.label
 
     @property
@@ -217,7 +217,7 @@ def _sites(config: dict[str, Json]) -> tuple[RopeSite, ...] | None:
 
 
 def _mixes_tokens(config: JsonObject) -> bool:
-    """Return whether the loss of a token depends on the tokens after it.
+    """Return whether 8-bit weights make the measured loss of a token depend on later tokens.
 
     LLM.int8 (Dettmers et al. 2022) keeps a column of activations in 16 bits if any token of the
     pass has an outlier there.
@@ -237,7 +237,7 @@ def _names_length(config: dict[str, Json]) -> bool:
 
 
 def _texts(value: Json) -> Iterator[str]:
-    """Yield every text in a piece of JSON, except keys."""
+    """Yield every text in the rope dict of a config that is evaluated, except keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
