@@ -44,7 +44,7 @@ def _prints(text: str) -> bool:
 
 
 def as_json(data: Any) -> str:
-    """Return what a command prints with --json. If stdout cannot print a character, every non-ASCII
+    """Return the text that --json prints. If stdout cannot print a character, every non-ASCII
     one is escaped."""
     data = values_json(data)
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
