@@ -381,7 +381,7 @@ def check_same_questions(
 
 
 def _of_server(items: Sequence[ItemScore]) -> bool:
-    """Return whether a server gave these answers."""
+    """Return whether the answers of one side of a comparison came from a server."""
     return any(item.outcome is not None for item in items)
 
 

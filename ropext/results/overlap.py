@@ -30,7 +30,7 @@ SHOWN = 3  # names in a sentence
 
 
 def unique_hashes(parts: Sequence[npt.ArrayLike]) -> Hashes:
-    """Return all hashes of training documents once, in order."""
+    """Return the hashes of several lists once, in order, as overlaps are counted with them."""
     if not parts:
         return np.empty(0, np.uint64)
     return np.unique(np.concatenate([np.asarray(part, np.uint64) for part in parts]))
@@ -50,7 +50,8 @@ class TrainingDocuments:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the hashes of all training documents are known."""
+        """Return whether the hashes of all training documents are known; if not, a mark says "at
+        least"."""
         return not self.not_recorded and self.count == len(self.documents)
 
     def holds(self, contents: Sequence[int], passages: Hashes) -> bool:

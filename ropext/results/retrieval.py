@@ -77,7 +77,7 @@ class ItemScore:
 
 
 def group_answers(items: Iterable[ItemScore], *names: str) -> dict[Any, list[ItemScore]]:
-    """Return answers to retrieval questions, grouped by some of their fields."""
+    """Return the scored answers of a retrieval task, grouped by some of their fields."""
     key = attrgetter(*names)
     groups = dict[Any, list[ItemScore]]()
     for item in items:

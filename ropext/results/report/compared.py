@@ -59,7 +59,7 @@ class Compared(Result):
 
     @property
     def tables(self) -> list[Table]:
-        """Return the tables that the command prints and the reports contain."""
+        """Return the tables that `ropext compare` prints and its reports contain."""
         sections = list[Table]()
         if self.text is not None:
             sections += comparison.comparison_tables(self.text)

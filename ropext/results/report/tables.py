@@ -373,7 +373,8 @@ def _column_notes(run: Measurement, columns: Sequence[str]) -> str:
 
 
 def _is_asked_truncated(run: Measurement) -> bool:
-    """Return whether the base has answers; runs until November 2026 did not ask it."""
+    """Return whether results.json has answers of the base; runs until November 2026 did not ask
+    it."""
     return any(run.models[label].items for label in run.labels(BASE))
 
 

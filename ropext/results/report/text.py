@@ -36,8 +36,8 @@ def bytes_text(count: float) -> str:
 
 
 def length_or_theta(value: float) -> str:
-    """Write a length or a theta with six digits; from a million on, with all digits before the
-    point."""
+    """Write a length or a theta in a line of `ropext inspect` with six digits; from a million on,
+    with all digits before the point."""
     if math.isinf(value):
         return "inf"
     if value < 1e6:
