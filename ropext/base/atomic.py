@@ -18,7 +18,8 @@ Write = Callable[[BinaryIO], object]
 
 @contextmanager
 def os_errors(output: Path) -> Iterator[None]:
-    """Turn an error of the file system into one sentence."""
+    """Turn an error of the file system while a file is written into an InputError of one
+    sentence."""
     try:
         yield
     except OSError as error:
@@ -29,7 +30,7 @@ def os_errors(output: Path) -> Iterator[None]:
 
 def reason_of(error: Exception) -> str | None:
     """Return why the file system refused a write, also if safetensors or tokenizers (Rust) or
-    torch.save (C++) put that into a text; None for any other error."""
+    torch.save (C++) put the system's error into a text; None for any other error."""
     if isinstance(error, RopextError):
         return None
     if isinstance(error, OSError):  # without a number it is transformers' own, about a model
@@ -44,7 +45,8 @@ def reason_of(error: Exception) -> str | None:
 
 @contextmanager
 def library_errors(output: Path) -> Iterator[None]:
-    """Turn an error of the file system in a library's writer into one sentence."""
+    """Turn an error of the file system, raised by another library while it writes a file, into an
+    InputError of one sentence."""
     try:
         yield
     except Exception as error:
@@ -55,7 +57,7 @@ def library_errors(output: Path) -> Iterator[None]:
 
 
 def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:
-    """Write a file under another name in the same folder, flush it to the disk, and rename it.
+    """Write a file under a temporary name in the same folder, flush it to the disk, and rename it.
     `keep` gives it the owner and the mode of the file that it replaces."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.ropext-tmp")
     try:
@@ -72,7 +74,8 @@ def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:
 
 @contextmanager
 def run_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the file system at a file of a run, which can go on, into one sentence."""
+    """Turn an error of the file system at a file in a run's folder, which can be resumed, into an
+    InputError of one sentence."""
     try:
         yield
     except OSError as error:
@@ -83,17 +86,18 @@ def run_errors(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, write: Write) -> None:
-    """Write a file of a run; make its folder if it is missing."""
+    """Write a file of a run's folder by way of a temporary file; make its folder if it is
+    missing."""
     with run_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, write)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole binary file."""
+    """Write a binary file by way of a temporary file, so that it exists whole or not at all."""
     write_whole(path, lambda stream: stream.write(data))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole text file."""
+    """Write a text file by way of a temporary file, so that it exists whole or not at all."""
     write_bytes(path, text.encode())

@@ -54,7 +54,8 @@ def recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a bundled recipe; refuse an unknown name with its neighbours."""
+    """Return the file of a bundled recipe by its short name; refuse an unknown name and suggest
+    similar ones."""
     known = recipes()
     wanted = name.removesuffix(".yaml")
     if wanted in known:
@@ -66,8 +67,8 @@ def find_recipe(name: str) -> Path:
 
 
 def find_bundled(name: str, kind: Literal["model", "data"]) -> Path | None:
-    """Return the directory of a bundled checkpoint, or the file of bundled documents; None if the
-    name is not of this kind."""
+    """Return the directory of a bundled checkpoint, or the file of bundled documents, for a name
+    such as ropext://demo; None if the name does not begin with ropext://."""
     if not name.startswith(SCHEME):
         return None
     known = BUNDLED[kind]
@@ -82,6 +83,7 @@ def find_bundled(name: str, kind: Literal["model", "data"]) -> Path | None:
 
 
 def _list(names: Collection[object]) -> str:
+    """Return the first bundled or local names of models for an error's sentence."""
     shown = [str(name) for name in names][:LISTED]
     if len(names) > LISTED:
         shown.append(f"{len(names) - LISTED} more")
@@ -89,8 +91,8 @@ def _list(names: Collection[object]) -> str:
 
 
 def find_gguf(name: str) -> Path | None:
-    """Return the GGUF file that a name means, known by its first bytes if it has another suffix;
-    None if the name means something else."""
+    """Return the GGUF file that a short name means (ollama:NAME, a file of LM Studio, a path),
+    known by its first bytes if it has another suffix; None if the name means something else."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "model")
     path = Path(os.path.expanduser(name))
@@ -123,6 +125,7 @@ def find_gguf(name: str) -> Path | None:
 
 
 def _begins_as_gguf(path: Path) -> bool:
+    """Return whether the first four bytes of a file are those of a GGUF."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
@@ -131,7 +134,7 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def find_projector(name: str, path: Path) -> Path | None:
-    """Return the file that encodes images or sound for the GGUF at `path`, from the same folder or
+    """Return the file that encodes images or sound for the GGUF at `path`: from the same folder, or
     from Ollama's blobs."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "projector")
@@ -156,7 +159,8 @@ class KeptByOllama:
 
 
 def kept_by_ollama(name: str) -> KeptByOllama | None:
-    """Return everything that Ollama keeps of a model; None if it does not know the name."""
+    """Return the layers and the config that Ollama keeps of a model ollama:NAME; None for any other
+    name."""
     if not name.startswith(OLLAMA):
         return None
     home, manifest = _manifest(name)
@@ -202,7 +206,7 @@ def _in_ollama(name: str, kind: str) -> Path | None:
 
 
 def _manifest(name: str) -> tuple[Path, Path]:
-    """Return Ollama's folder and its manifest of a name."""
+    """Return Ollama's folder, and the path of its manifest for a model ollama:NAME."""
     wanted = name.removeprefix(OLLAMA)
     if not _PULLED.fullmatch(wanted):
         raise InputError(f"{name[:80]} is not a model name of Ollama, such as ollama:qwen3:8b")

@@ -9,27 +9,30 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 def listed(words: Sequence[str]) -> str:
-    """Join words as a sentence lists them: a, b and c."""
+    """Join words of an error's sentence as English lists them: a, b and c."""
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def class_name(given: object) -> str:
-    """Return the name of a value's class with its article: a DataParallel, an int."""
+    """Return the name of a value's class with its article, for an error's sentence: a DataParallel,
+    an int."""
     name = type(given).__name__
     article = "an" if name.startswith(tuple("AEIOUaeiou")) else "a"
     return f"{article} {name}"
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Suggest the known name that was perhaps meant; if none is near, return `otherwise`."""
+    """Return the hint of an error's sentence that names the word which was perhaps meant;
+    `otherwise` if no known word is near."""
     near = difflib.get_close_matches(word, list(known), 2, 0.5)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of another library's message, or the error's class if it has none."""
+    """Return the first line of another library's exception, or the exception's class if it has no
+    message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -40,7 +43,7 @@ class RopextError(Exception):
     exit_code = 2
 
     def reword(self, reworded: Callable[[str], str]) -> None:
-        """Change the sentence."""
+        """Change the sentence of this error."""
         self.args = (reworded(str(self)),)
 
 
@@ -60,14 +63,17 @@ class ConfigError(InputError):
     elsewhere has no file of that name."""
 
     def __init__(self, sentence: str, source: str = "config.json") -> None:
+        """Keep the sentence and the name of its config apart."""
         super().__init__(sentence, source)
         self.sentence = sentence
         self.source = source
 
     def reword(self, reworded: Callable[[str], str]) -> None:
+        """Change the sentence of this error, without the name of its config."""
         self.sentence = reworded(self.sentence)
 
     def __str__(self) -> str:
+        """Return the sentence of this error with the name of its config in front."""
         return f"{self.source}: {self.sentence}"
 
 

@@ -62,7 +62,8 @@ class Sign:
 
     @property
     def blank(self) -> bytes:
-        """The bytes that replace the digest while ropext computes it."""
+        """Return the bytes that replace the digest inside a PNG or parquet file while ropext
+        computes it."""
         return b"0" * (64 + self.more)
 
 
@@ -71,8 +72,8 @@ LOSSES = Sign(b"losses by ropext, SHA-256 ")  # in the footer of a parquet file
 
 
 def check(reads: Named, writes: Named) -> None:
-    """Refuse an output that equals, contains or is inside an input, or that is a link. Ignore an
-    input that is not on this machine (a hub id)."""
+    """Refuse an output path that equals, contains or is inside an input path, or that is a link.
+    Ignore an input that is not on this machine (a hub id)."""
     sources = list[tuple[str, list[Identity | None]]]()
     for flag, path in _each(reads):
         for place in _behind(path):
@@ -107,6 +108,7 @@ def check(reads: Named, writes: Named) -> None:
 
 
 def _each(named: Named) -> Iterator[tuple[str, Path]]:
+    """Yield every path of a command's inputs or outputs with its flag."""
     for flag, value in named.items():
         for path in value if isinstance(value, list | tuple) else (value,):
             if path:
@@ -114,7 +116,8 @@ def _each(named: Named) -> Iterator[tuple[str, Path]]:
 
 
 def _behind(path: Path) -> Iterator[Path]:
-    """Return a path and the targets of the links below it; nothing if the path does not exist."""
+    """Yield a path and the targets of the symbolic links below it; nothing if the path does not
+    exist."""
     if identity(path) is None:
         return
     yield path
@@ -125,14 +128,14 @@ def _behind(path: Path) -> Iterator[Path]:
 
 
 def _chain(path: Path) -> list[Identity | None]:
-    """Return the identity of a path and of the directories above it; None for each that does not
-    exist."""
+    """Return the device and inode of a path and of the directories above it; None for each that
+    does not exist."""
     real = Path(os.path.realpath(path))
     return [identity(place) for place in (real, *real.parents)]
 
 
 def identity(path: Path | str) -> Identity | None:
-    """Return the device and inode of the file that a name leads to; None if there is none."""
+    """Return the device and inode of the file that a path leads to; None if there is none."""
     with suppress(OSError, ValueError):
         status = os.stat(path)
         return status.st_dev, status.st_ino
@@ -140,8 +143,8 @@ def identity(path: Path | str) -> Identity | None:
 
 
 def files_in(directory: Path) -> dict[str, Any] | None:
-    """Return the files of a directory that its record lists, each with its `state`; None without a
-    record."""
+    """Return the files that the ropext.json of a directory lists as written by ropext, each with
+    its digest; None if there is no ropext.json."""
     with suppress(InputError):
         files = read_object(directory / RECORD).get(FILES)
         return {**files, RECORD: None} if isinstance(files, dict) else None
@@ -149,8 +152,8 @@ def files_in(directory: Path) -> dict[str, Any] | None:
 
 
 def recorded(directory: Path) -> set[str] | None:
-    """Return the files of a directory that are still as ropext wrote them; None without a
-    record."""
+    """Return the files of a directory that are still as ropext wrote them, by the digests in
+    ropext.json; None if there is no ropext.json."""
     files = files_in(directory)
     if files is None:
         return None
@@ -158,19 +161,21 @@ def recorded(directory: Path) -> set[str] | None:
 
 
 def is_as_written(directory: Path) -> bool:
-    """Return whether a directory has all files that its record lists, each as ropext wrote it."""
+    """Return whether a directory has all files that its ropext.json lists, each with the listed
+    digest."""
     files = files_in(directory)
     return files is not None and files.keys() <= {RECORD, *unchanged(directory, files)}
 
 
 def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
-    """Return the files below a directory that are in their listed state."""
+    """Return the files below a directory that still have their listed digest."""
     return {name for name in listing(directory) if is_in_state(directory / name, files.get(name))}
 
 
 def states(directory: Path, known: Mapping[str, str] = {}) -> dict[str, State]:
-    """Return the `state` of every file below a directory except its record. Do not read a file in
-    `known`, unless it is ropext's log: the log's digest differs from run to run."""
+    """Return the digest, or other `state`, of every file below a directory except ropext.json. Do
+    not read a file in `known`, unless it is ropext's log: the log's digest differs from run to
+    run."""
     found = dict[str, State]()
     for name in listing(directory):
         if name == RECORD:
@@ -181,7 +186,8 @@ def states(directory: Path, known: Mapping[str, str] = {}) -> dict[str, State]:
 
 
 def state(path: Path) -> State:
-    """Return a value that changes if a file is edited: its SHA-256, or a link's target.
+    """Return a value that changes if a file is edited: its SHA-256, or the target of a symbolic
+    link.
 
     A large hard link is known by its size and not read, because its bytes have another name.
     ropext's log is known by the digest at its end. A file that cannot be read is not known.
@@ -197,8 +203,8 @@ def state(path: Path) -> State:
 
 
 def is_in_state(path: Path, listed: Any) -> bool:
-    """Return whether a file is in a listed state. If a hard link is known by its size, its bytes
-    must still have another name."""
+    """Return whether a file still has its listed digest. If a hard link is known by its size, its
+    bytes must still have another name."""
     if listed == LOG:
         return is_signed_log(path)
     if isinstance(listed, int):
@@ -211,6 +217,8 @@ def is_in_state(path: Path, listed: Any) -> bool:
 
 
 def _content(path: Path) -> str | None:
+    """Return the SHA-256 of a file, or the digest of a symbolic link's target; None if the file
+    cannot be read."""
     if path.is_symlink():
         leads = hashlib.sha256(os.fsencode(os.readlink(path)))
         return f"link to {leads.hexdigest()}"
@@ -220,6 +228,7 @@ def _content(path: Path) -> str | None:
 
 
 def _sha256(path: Path) -> str:
+    """Compute the SHA-256 of a regular file."""
     with open(open_regular(path), "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -228,7 +237,8 @@ _DIGESTS: dict[tuple[str | int, ...], str] = {}  # of this process: a command lo
 
 
 def remembered(path: Path, digest: Callable[[Path], str]) -> str:
-    """Return the digest of a file, taken once while the file's times tell that it is the same."""
+    """Return the digest of a file, computed once in this process while the file's times tell that
+    it is the same."""
     status = os.stat(path)
     if not is_settled(path, status):
         return digest(path)
@@ -240,20 +250,22 @@ def remembered(path: Path, digest: Callable[[Path], str]) -> str:
 
 
 def is_settled(path: Path, status: os.stat_result) -> bool:
-    """Return whether a later write to a file changes its times for certain."""
+    """Return whether a later write to a file changes its modification times for certain."""
     age = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
     return age > SETTLED and keeps_times(path)
 
 
 def listed_digest(path: Path) -> str | None:
-    """Return the SHA-256 that the ropext.json in a file's folder lists for it, following links."""
+    """Return the SHA-256 that the ropext.json in a file's folder lists for it, following symbolic
+    links."""
     real = Path(os.path.realpath(path))
     listed = (files_in(real.parent) or {}).get(real.name)
     return listed if isinstance(listed, str) and _SHA256.fullmatch(listed) else None
 
 
 def listing(directory: Path) -> list[str]:
-    """Return the names of all files below a directory, and of links to directories."""
+    """Return the relative paths of all files below a directory, and of symbolic links to
+    directories."""
     files = set[str]()
     for folder, folders, names in os.walk(directory):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
@@ -269,8 +281,8 @@ def check_replaceable(
     written: Written = recorded,
     at: Path | None = None,
 ) -> None:
-    """Refuse an output that exists. With `force`, allow one if ropext wrote every file of it. `at`
-    is its place if another name led to it."""
+    """Refuse an output path that exists. With `force`, allow one if ropext wrote every file of it.
+    `at` is its place if another name led to it."""
     place = output if at is None else at
     if not os.path.lexists(place):
         return
@@ -300,12 +312,13 @@ def check_replaceable(
 
 
 def shown(names: list[str]) -> str:
-    """Return some names for a message."""
+    """Return at most three names of files, for an error's sentence."""
     return listed(names[:3]) if len(names) <= 3 else f"{', '.join(names[:3])} and more"
 
 
 def signed(text: str) -> str:
-    """Return a text with a last line that holds its digest."""
+    """Return a text with a comment as its last line that holds the SHA-256 of the lines before
+    it."""
     # Only at line feeds: other separators can be part of a quoted text.
     given = text.removesuffix("\n").split("\n")
     lines = [line for line in given if not line.startswith(SIGNATURE)]
@@ -314,7 +327,8 @@ def signed(text: str) -> str:
 
 
 def is_signed(path: Path) -> bool:
-    """Return whether a small text file is as ropext wrote it."""
+    """Return whether the last line of a small text file holds the SHA-256 of the lines before
+    it."""
     if path.is_symlink() or not path.is_file():
         return False
     text = read_text(str(path))
@@ -322,13 +336,13 @@ def is_signed(path: Path) -> bool:
 
 
 def signed_log(lines: bytes) -> bytes:
-    """Return the lines of a log, and a last one with their digest."""
+    """Return the lines of used.log, and a last one with their SHA-256."""
     last = json.dumps({"sha256": hashlib.sha256(lines).hexdigest()})
     return lines + last.encode() + b"\n"
 
 
 def is_signed_log(path: Path) -> bool:
-    """Return whether a log is as ropext wrote it."""
+    """Return whether the last line of used.log holds the SHA-256 of the lines before it."""
     if path.is_symlink():
         return False
     with suppress(InputError, OSError), open(open_regular(path), "rb") as stream:
@@ -338,13 +352,14 @@ def is_signed_log(path: Path) -> bool:
 
 
 def work_of(real: Path, token: str) -> Path:
-    """Return the path of a work folder next to an output; it has the longest name of an output's
-    helpers."""
+    """Return the path of the temporary folder in which an output is made, `.OUT.ropext-TOKEN`; it
+    has the longest name of an output's helpers."""
     return real.parent / f".{real.name}.ropext-{token}"
 
 
 def make_work(real: Path) -> Path:
-    """Make a marked work folder next to an output."""
+    """Make the temporary folder `.OUT.ropext-TOKEN` next to an output, with the empty file that
+    marks it as ropext's."""
     work = work_of(real, secrets.token_hex(8))
     work.mkdir()
     (work / work.name).touch()
@@ -352,7 +367,8 @@ def make_work(real: Path) -> Path:
 
 
 def works(real: Path) -> list[Path]:
-    """Return the work folders that killed runs of an output left."""
+    """Return the temporary folders `.OUT.ropext-TOKEN` that killed commands left next to an
+    output."""
     ours = re.compile(re.escape(f".{real.name}.ropext-") + r"[0-9a-f]{16}")
     places = [place for place in real.parent.iterdir() if ours.fullmatch(place.name)]
     return [
@@ -365,7 +381,8 @@ def works(real: Path) -> list[Path]:
 
 
 def check_file(path: Path | None, flag: str, sign: Sign) -> None:
-    """Refuse to replace a file that is not as ropext wrote it."""
+    """Refuse to replace a PNG or parquet file that does not hold its own SHA-256, by which ropext
+    knows the files that it wrote."""
     if path is None or not os.path.lexists(path):
         return
     if path.is_file() and not path.is_symlink():
@@ -383,7 +400,8 @@ def check_file(path: Path | None, flag: str, sign: Sign) -> None:
 
 
 def place_of_sign(path: Path, sign: Sign) -> int | None:
-    """Return the position of a file's own digest, after the last sign near its end."""
+    """Return the position of the SHA-256 that a PNG or parquet file holds of itself, after the last
+    sign near its end."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         stream.seek(max(0, size - END))

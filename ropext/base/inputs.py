@@ -23,8 +23,9 @@ LINKED = (".safetensors", ".gguf")  # weights, which are read as nothing else
 
 
 def check_link(path: Path, home: Path) -> None:
-    """Refuse a link that leads out of the directory `home` of a model, an adapter, documents or a
-    run. git and tar keep links, so a stranger's link may name any file of this machine."""
+    """Refuse a symbolic link that leads out of the directory `home` of a model, an adapter,
+    documents or a run. git and tar keep links, so a stranger's link may name any file of this
+    machine."""
     if not path.is_symlink() or not path.exists():
         return
     real = Path(os.path.realpath(path))
@@ -39,14 +40,15 @@ def check_link(path: Path, home: Path) -> None:
 
 
 def check_links(directory: Path) -> None:
-    """Refuse every link in a directory that leads out of it."""
+    """Refuse every symbolic link in a directory that leads out of it."""
     for folder, folders, files in os.walk(directory):
         for name in folders + files:
             check_link(Path(folder, name), directory)
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file, through links or not; refuse anything else.
+    """Open a descriptor of a regular file, through symbolic links or not; refuse a FIFO, a device
+    or a directory.
 
     O_NONBLOCK: opening a FIFO without a writer would otherwise hang before it can be checked.
     """
@@ -61,7 +63,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes."""
+    """Read a regular file of at most `limit` bytes; raise InputError if it is longer."""
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = b""
@@ -77,12 +79,14 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: str) -> str:
-    """Read a small text file that an option names."""
+    """Read the small text file that an option names, at most 16 MiB, in whatever encoding it
+    has."""
     return as_text(read_bytes(Path(path), OPTION_FILE_LIMIT))
 
 
 def as_text(data: bytes) -> str:
-    """Decode a user's text: PowerShell 5.1's > writes UTF-16, other programs write a mark."""
+    """Decode the bytes of a user's text file: PowerShell 5.1's > writes UTF-16, other programs
+    write a byte-order mark."""
     return data.decode(json.detect_encoding(data), errors="replace")
 
 
@@ -90,7 +94,8 @@ LONGEST_NAME = 255  # bytes, on the file systems of all three systems
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """Return the name of a model; refuse anything else, such as a model in memory."""
+    """Return the argument MODEL of a command or call as a text; refuse anything that is no text or
+    path, such as a model in memory."""
     if model == "":
         raise UsageError("the name of the model is empty; give its directory, file or hub id")
     if isinstance(model, str | os.PathLike):
@@ -113,8 +118,8 @@ def inside_wrapper(model: object) -> str:
 
 
 def not_a_model(wanted: str, given: object) -> UsageError:
-    """Return the error for a value that is no model in memory; it names what to pass if torch wraps
-    one."""
+    """Return the error for an argument that is no model in memory; it names the inner model if
+    torch wraps one."""
     sentence = f"{wanted}, not {class_name(given)}"
     inside = inside_wrapper(given)
     if inside:
@@ -123,8 +128,7 @@ def not_a_model(wanted: str, given: object) -> UsageError:
 
 
 def from_home(path: str | os.PathLike[str]) -> Path:
-    """Return a path with `~` replaced by the user's home folder, as in MODEL; refuse a value that
-    is no path."""
+    """Return a path with `~` replaced by the user's home folder; refuse a value that is no path."""
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"a path is a text or a pathlib.Path, not {class_name(path)}")
     place = Path(os.path.expanduser(path))
@@ -133,7 +137,7 @@ def from_home(path: str | os.PathLike[str]) -> Path:
 
 
 def check_names(place: Path, hint: str = "") -> None:
-    """Refuse a path with a part that no file system takes for a name."""
+    """Refuse a path with a part that no file system accepts as a file name."""
     for part in place.parts:
         if "\0" in part or len(os.fsencode(part)) > LONGEST_NAME:
             raise UsageError(
@@ -143,12 +147,14 @@ def check_names(place: Path, hint: str = "") -> None:
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text can only be a path; in ID:CONFIG no slash follows the colon."""
+    """Return whether the text of an option can only be a path of a file; in ID:CONFIG no slash
+    follows the colon."""
     return bool(re.match(r"[./~\\]|[A-Za-z]:[/\\]", text))
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a shard's name is short, printable and inside its directory."""
+    """Return whether a file name that a stranger's file lists is short, printable and without a
+    slash."""
     if name in ("", ".", "..") or len(name) >= 256:
         return False
     return name.isprintable() and "/" not in name and "\\" not in name

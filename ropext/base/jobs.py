@@ -13,17 +13,18 @@ class Job(Protocol[Counts, Result]):
     """Prepared work: its inputs were opened, planned, read and checked. No weight was loaded."""
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse at once what `make` would refuse late, and change nothing."""
+        """Refuse at once an output path that `make` would refuse late, and change nothing."""
 
     def counts(self) -> Counts:
-        """Count the cost of the work."""
+        """Count the cost of the job for --dry-run."""
 
     def make(self, output: Path, call: Call) -> Result:
-        """Do the work, or the part that an earlier call did not finish."""
+        """Do the job, or the part that an earlier call did not finish."""
 
 
 def counted(job: Job[Counts, Result], output: Path | None, call: Call) -> Counts:
-    """Return what --dry-run shows of a job; an output that it would refuse is refused."""
+    """Return the counts that --dry-run shows of a job; an output path that the job would refuse is
+    refused."""
     if output is not None:
         job.check(output, call)
     return job.counts()

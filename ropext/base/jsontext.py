@@ -46,19 +46,20 @@ INFINITY = {"__float__": "Infinity"}
 
 
 def write_json(path: Path, data: Json) -> None:
-    """Write indented JSON in the order given, newline at the end; not-a-number is refused."""
+    """Write a value as an indented JSON file in the order given, with a newline at the end;
+    not-a-number is refused."""
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_bytes(path, text.encode())
 
 
 def digest(data: Json) -> str:
-    """Return the SHA-256 of a value as JSON, whatever the order of its keys."""
+    """Return the SHA-256 of a value as JSON text, whatever the order of its keys."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_json(path: Path) -> Json:
-    """Read a JSON file of a run directory."""
+    """Read a JSON file that ropext wrote; raise InputError if it is no JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -66,9 +67,9 @@ def read_json(path: Path) -> Json:
 
 
 def values_json(data: Any) -> Json:
-    """Turn dataclasses, mappings and sequences into JSON. A number that is not finite becomes
-    null; a field whose default is None is left out if it holds None, unless its metadata say
-    otherwise (HIDDEN, OR_NULL, IF_ANY)."""
+    """Turn dataclasses, mappings and sequences into values that json.dumps takes. A number that is
+    not finite becomes null; a field whose default is None is left out if it holds None, unless its
+    metadata say otherwise (HIDDEN, OR_NULL, IF_ANY)."""
     if hasattr(data, "to_json"):
         data = data.to_json()
     elif is_dataclass(data):
@@ -85,7 +86,7 @@ def values_json(data: Any) -> Json:
 
 
 def fields_of(data: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that its JSON has."""
+    """Return the fields of a dataclass that its JSON object has."""
     values = dict[str, Any]()
     for field in fields(data):
         value = getattr(data, field.name)
@@ -95,7 +96,7 @@ def fields_of(data: Any) -> dict[str, Any]:
 
 
 def _is_written(field: Field[Any], value: Any) -> bool:
-    """Return whether the JSON of a dataclass has a field that holds this value."""
+    """Return whether the JSON object of a dataclass has a key for a field that holds this value."""
     how = field.metadata.get("json", "")
     if how == "":
         return value is not None or field.default is not None
@@ -105,7 +106,8 @@ def _is_written(field: Field[Any], value: Any) -> bool:
 
 
 def read_values(kind: type[T], data: Json, place: object, remedy: str = "") -> T:
-    """Read a value of this type (a dataclass, or a container of them) that `values_json` wrote.
+    """Build a dataclass, or a container of dataclasses, from the JSON that `values_json` made of
+    one.
 
     The file may come from anyone: the error names the first key that is missing or has another
     type.
@@ -120,6 +122,7 @@ def read_values(kind: type[T], data: Json, place: object, remedy: str = "") -> T
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's reader of JSON values for a type, made once."""
     return TypeAdapter(kind)
 
 
@@ -136,7 +139,7 @@ _NOUNS = {
 
 
 def _damage(error: ValidationError) -> str:
-    """Describe the first wrong value by its key."""
+    """Describe the first wrong value in a JSON file by its key."""
     first = error.errors(include_url=False)[0]
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
@@ -145,7 +148,7 @@ def _damage(error: ValidationError) -> str:
 
 
 def noun(error_type: str) -> str:
-    """Return what pydantic expected, in words, by the type of its error."""
+    """Return what pydantic expected of a JSON value, in words, by the type of its error."""
     if error_type == "string_pattern_mismatch":
         return "well formed"
     return _NOUNS.get(error_type.partition("_")[0], "a whole number in range")
@@ -155,12 +158,13 @@ def noun(error_type: str) -> str:
 
 
 def read_object(path: Path, levels: int = DEPTH_LIMIT) -> dict[str, Json]:
-    """Read the JSON object in a file; everything else about it is an InputError of one sentence."""
+    """Read the JSON object in a file of a stranger; raise InputError of one sentence for anything
+    else."""
     return parse_object(read_bytes(path, CONFIG_LIMIT), str(path), levels=levels)
 
 
 def read_redirected(path: Path) -> dict[str, Json]:
-    """Read the JSON object in a file that a shell may have redirected in another encoding."""
+    """Read the JSON object in a file that a shell's > may have written in UTF-16."""
     data = read_bytes(path, CONFIG_LIMIT)
     if json.detect_encoding(data) != "utf-8":
         data = as_text(data).encode()
@@ -212,8 +216,8 @@ LINE_LIMIT = 64 << 20  # bytes
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Json]]]:
-    """Yield the place, for messages, and the object of each line of a JSONL file. Empty lines and a
-    byte-order mark are skipped."""
+    """Yield the place, for messages, and the JSON object of each line of a JSONL file. Empty lines
+    and a byte-order mark are skipped."""
     with open(open_regular(path), "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT + 1), b""), 1):
             where = f"{path}, line {number}"
@@ -226,10 +230,12 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Json]]]:
 
 
 def _no_constant(token: str) -> NoReturn:
+    """Refuse NaN and Infinity in JSON text."""
     raise ValueError(f"{token} is not a JSON number")
 
 
 def _finite(token: str) -> float:
+    """Return a number of JSON text; refuse one that is too large for a float."""
     value = float(token)
     if math.isinf(value):
         raise ValueError(f"{token[:40]} is too large for a number")
@@ -237,6 +243,7 @@ def _finite(token: str) -> float:
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """Return the JSON object of these keys and values; refuse a key that occurs twice."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         counts = Counter(key for key, _ in pairs)
@@ -246,6 +253,8 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _describe(error: json.JSONDecodeError, text: str, name: str) -> str:
+    """Return the sentence about JSON text that does not parse: it is empty, cut short, or wrong at
+    this line."""
     if not text.strip():
         return f"{name} is empty, where a JSON object is expected"
     where = f"column {error.colno}"
@@ -257,7 +266,8 @@ def _describe(error: json.JSONDecodeError, text: str, name: str) -> str:
 
 
 def dump(value: JsonObject) -> bytes:
-    """Write JSON as transformers does, but in the order of the keys: indent 2, a final newline."""
+    """Return a value as the JSON text that transformers would write, but in the order of the keys:
+    indent 2, a final newline."""
     value = tagged(value)
     try:
         return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
@@ -266,8 +276,8 @@ def dump(value: JsonObject) -> bytes:
 
 
 def tagged(value: Json) -> Json:
-    """Spell infinity, which JSON lacks, as transformers does. A channel that never turns has a
-    longrope factor of infinity."""
+    """Replace infinity in a JSON value, which JSON lacks, by transformers' spelling. A channel that
+    never turns has a longrope factor of infinity."""
     if isinstance(value, Mapping):
         return {key: tagged(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -278,12 +288,13 @@ def tagged(value: Json) -> Json:
 
 
 def untagged_float(value: Json) -> Json:
-    """Return transformers' spelling of infinity as a number, and every other value unchanged."""
+    """Return transformers' JSON spelling of infinity as a float, and every other value
+    unchanged."""
     return math.inf if value == INFINITY else value
 
 
 def untagged(value: Json) -> Json:
-    """Copy JSON with infinity as a number, as transformers has it in memory."""
+    """Copy a JSON value with infinity as a float, as transformers has it in memory."""
     value = untagged_float(value)
     if isinstance(value, Mapping):
         return {key: untagged(item) for key, item in value.items()}

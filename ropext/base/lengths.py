@@ -15,7 +15,7 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
 
 def parse_length(text: str, flag: str = "--lengths") -> int:
-    """Read `4096`, `4k` (4 x 1024) or `1m` (1024 x 1024) tokens."""
+    """Read a length in tokens from an option: `4096`, `4k` (4 x 1024) or `1m` (1024 x 1024)."""
     match = _LENGTH.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{flag} {text[:60]!r} is not a number of tokens; write 4096, 4k or 1m")
@@ -26,7 +26,7 @@ def parse_length(text: str, flag: str = "--lengths") -> int:
 
 
 def parse_lengths(text: str, flag: str = "--lengths") -> tuple[int, ...]:
-    """Read a comma-separated ascending list of lengths."""
+    """Read the ascending list of lengths in --lengths, separated by commas."""
     lengths = tuple(parse_length(part, flag) for part in text.split(",") if part.strip())
     if not lengths:
         raise UsageError(f"{flag} is empty; write e.g. {flag} 4k,8k,16k")
@@ -37,7 +37,8 @@ def parse_lengths(text: str, flag: str = "--lengths") -> tuple[int, ...]:
 
 
 def length_text(tokens: int) -> str:
-    """Write `4k` for 4096; write the plain number if it is no multiple of 1024."""
+    """Write a length in tokens as `4k` for 4096; write the plain number if it is no multiple of
+    1024."""
     if tokens and tokens % 1024**2 == 0:
         return f"{tokens // 1024**2}m"
     if tokens and tokens % 1024 == 0:
@@ -46,18 +47,19 @@ def length_text(tokens: int) -> str:
 
 
 def lengths_text(lengths: Sequence[int]) -> str:
-    """Write lengths as `1k, 2k, 4k`."""
+    """Write lengths in tokens as `1k, 2k, 4k`."""
     return ", ".join(map(length_text, lengths))
 
 
 def tail_tokens(context: int) -> int:
-    """Return N = min(1024, L/4), the same at every length."""
+    """Return the tokens of the tail before a length, N = min(1024, L/4), the same at every
+    length."""
     return max(1, min(LONGEST_TAIL, context // 4))
 
 
 def doubling_grid(context: int, limit: int) -> tuple[int, ...]:
-    """Double from a quarter of the trained context up to `limit`. If doubling misses the limit, the
-    limit itself is the last length."""
+    """Return the lengths to measure: double from a quarter of the trained context up to `limit`. If
+    doubling misses the limit, the limit itself is the last length."""
     length = max(2, context // 4)
     if limit < length:
         return ()
@@ -86,7 +88,8 @@ def octaves(context: int, longest: int, parts: int = 1) -> tuple[tuple[int, int]
 
 
 def length_at_least(lengths: Sequence[int], wanted: int) -> int:
-    """Return the shortest of `lengths` that reaches `wanted`, or the longest if none does."""
+    """Return the shortest of these lengths in tokens that reaches `wanted`, or the longest if none
+    does."""
     reaching = [length for length in lengths if length >= wanted]
     if not reaching:
         return max(lengths)
@@ -103,8 +106,8 @@ class Window:
 
 
 def strided_windows(num_tokens: int, size: int, stride: int) -> Iterator[Window]:
-    """Return windows every `stride` tokens. The first window that holds a token scores it, once.
-    Position 0 has nothing before it and is not scored."""
+    """Yield windows over the tokens of a text, one every `stride` tokens. The first window that
+    holds a token scores it, once. Position 0 has nothing before it and is not scored."""
     if not 0 < stride <= size:
         raise ValueError(f"a stride of {stride} leaves gaps between windows of {size}")
     done = 1
@@ -118,11 +121,11 @@ def strided_windows(num_tokens: int, size: int, stride: int) -> Iterator[Window]
 
 
 def short_windows(num_tokens: int, context: int) -> Iterator[Window]:
-    """Return the windows of the short window: length L, stride L/2, the new half scored. So every
-    token beyond the first window sees between L/2 and L tokens."""
+    """Yield the windows of the truncated baseline over a text: length L, stride L/2, the new half
+    scored. So every token beyond the first window sees between L/2 and L tokens."""
     return strided_windows(num_tokens, context, max(1, context // 2))
 
 
 def forward_tokens(windows: Iterable[Window]) -> int:
-    """Return how many tokens are read in windows."""
+    """Return how many tokens these windows hold in all."""
     return sum(window.end - window.begin for window in windows)

@@ -24,7 +24,7 @@ NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
 
 def lock_of(real: Path) -> Path:
-    """Return the lock of an output."""
+    """Return the path of an output's lock file, `.OUT.ropext-lock`."""
     return real.parent / f".{real.name}.ropext-lock"
 
 
@@ -32,8 +32,8 @@ def lock_of(real: Path) -> Path:
 # without flock its lock outlives the process; only `lock_descriptor` would go.
 @contextmanager
 def locked(real: Path, output: Path) -> Iterator[None]:
-    """Hold the lock of the output whose real path is `real`; raise OutputLocked if another run has
-    it."""
+    """Hold the lock file of the output whose real path is `real`; raise OutputLocked if another
+    process has it."""
     path = lock_of(real)
     with os_errors(output):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,8 @@ def locked(real: Path, output: Path) -> Iterator[None]:
 
 
 def _acquire(path: Path, output: Path) -> int:
-    """Open the lock, lock it and sign it; refuse if another process holds it."""
+    """Open a lock file, lock its descriptor and write this process into it; raise OutputLocked if
+    another process holds it."""
     while True:
         descriptor = open_raw(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
@@ -75,7 +76,7 @@ def _acquire(path: Path, output: Path) -> int:
 
 
 def _sign(descriptor: int, path: Path) -> None:
-    """Write into a lock who holds it; without room for that there is no lock."""
+    """Write into a lock file which process holds it; delete the file if the disk has no room."""
     pid = os.getpid()
     holder = {"ropext": "lock", "pid": pid, "host": socket.gethostname(), "start": _start(pid)}
     try:
@@ -87,8 +88,8 @@ def _sign(descriptor: int, path: Path) -> None:
 
 
 def _check_holder(error: OSError, descriptor: int, path: Path, output: Path) -> None:
-    """Refuse a lock that another process holds, and name it. On a file system without locks,
-    return if the process that the file names is gone."""
+    """Raise OutputLocked if another process holds the lock file, and name the process. On a file
+    system without locks, return if the process that the file names is gone."""
     holder = _read(descriptor)
     if error.errno in NO_FLOCK:
         is_held = _alive(holder)
@@ -117,8 +118,8 @@ def _start(pid: int) -> str:
 
 
 def _read(descriptor: int) -> JsonObject:
-    """Read the holder of a lock; nobody if the holder was killed, or read, before it wrote its
-    name."""
+    """Read from a lock file which process holds it; return {} if that process was killed, or is
+    read, before it wrote its name."""
     try:
         holder = json.loads(read_at(descriptor, 4096, 0))
     except (ValueError, RecursionError):
@@ -129,8 +130,8 @@ def _read(descriptor: int) -> JsonObject:
 
 
 def _alive(holder: JsonObject) -> bool:
-    """Return whether the process that a lock names still runs. If it runs on another host, nobody
-    can know: return true."""
+    """Return whether the process that a lock file names still runs. If it runs on another host,
+    nobody can know: return true."""
     pid = holder.get("pid")
     if type(pid) is not int or pid <= 0:
         return False

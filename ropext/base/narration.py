@@ -33,8 +33,8 @@ FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
 
 
 def scrub(text: str) -> str:
-    """Remove tokens from a text: in the environment, of a known shape, and inside a
-    URL."""
+    """Replace secrets in a text by ***: tokens in the environment, tokens of a known shape, and
+    passwords inside a URL."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
         token = os.environ.get(name)
         if token:
@@ -46,8 +46,8 @@ def scrub(text: str) -> str:
 
 
 def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line to record: the program's bare name, and no secret in any word;
-    nothing for a call from Python."""
+    """Return the words of the command line to record: the program's bare name, and no secret in any
+    word; nothing for a call from Python."""
     if not argv:
         return ()
     words = ["ropext"]
@@ -66,8 +66,8 @@ def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def join_for_shells(*words: str) -> str:
-    """Join words so that POSIX shells, cmd and PowerShell all read them, if the characters allow
-    it."""
+    """Join the words of a command line so that POSIX shells, cmd and PowerShell all read them, if
+    the characters allow it."""
     slash, marks = (r"\\", "") if sys.platform == "win32" else ("", r"\\$`!")
     bare = re.compile(rf"[\w./:=+{slash}-]+", re.ASCII)
     plain = re.compile(rf'[^"{marks}]+')
@@ -82,7 +82,7 @@ def join_for_shells(*words: str) -> str:
 
 
 def continued(command: str, width: int) -> list[str]:
-    """Break a command between words, into lines that a POSIX shell, or Python inside brackets,
+    """Break a command line between words, into lines that a POSIX shell, or Python inside brackets,
     joins again. A JSON argument stays in one line, whatever its length."""
     if sys.platform == "win32" or len(command) <= width:
         return [command]
@@ -97,11 +97,11 @@ def continued(command: str, width: int) -> list[str]:
 
 
 def no_messages(sentence: str) -> None:
-    """Ignore a sentence; a `Say` without output."""
+    """Ignore a progress sentence; a `Say` without output."""
 
 
 def no_progress(done: int, total: int, what: str) -> None:
-    """Ignore progress; a `Show` without output."""
+    """Ignore a progress count; a `Show` without output."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ _LISTENER: ContextVar[Say] = ContextVar("listener", default=no_messages)
 
 @contextmanager
 def heard_by(say: Say) -> Iterator[None]:
-    """Send sentences for the listener to `say` inside this block."""
+    """Send the sentences of `tell_listener` to `say` inside this block."""
     token = _LISTENER.set(say)
     try:
         yield
@@ -147,7 +147,8 @@ def heard_by(say: Say) -> Iterator[None]:
 
 
 def tell_listener(sentence: str) -> None:
-    """Send a sentence to the listener that started the command; a call from Python has none."""
+    """Send a progress sentence to the listener that started the command; a call from Python has
+    none."""
     _LISTENER.get()(sentence)
 
 
@@ -170,7 +171,7 @@ class Pace:
     told: float | None = field(default=None, init=False)
 
     def left(self, done: int, total: int) -> str | None:
-        """Return the remaining time if it should be reported now, else None. If there are fewer
+        """Return the remaining time if a progress line is due now, else None. If there are fewer
         units than before, another piece of work began, and the clock starts again."""
         now = self.clock()
         self.called = now if self.called is None else self.called
@@ -192,16 +193,18 @@ class Pace:
 
 
 def in_tokens(done: int, total: int) -> str:
+    """Format the units of a progress line as tokens."""
     return f"{done:,} of {total:,} tokens"
 
 
 def in_gigabytes(done: int, total: int) -> str:
+    """Format the units of a progress line as gigabytes."""
     return f"{done / 1e9:.1f} of {total / 1e9:.1f} GB"
 
 
 def in_bytes(count: int) -> str:
-    """Format a size in disk units: below a gigabyte in megabytes, so that small sizes are not
-    0.00."""
+    """Format a number of bytes for a message in disk units: below a gigabyte in megabytes, so that
+    small sizes are not 0.00."""
     return f"{count / 1e9:.2f} GB" if count >= 10**9 else f"{count / 1e6:.2f} MB"
 
 
@@ -211,10 +214,11 @@ def told(
     amount: Callable[[int, int], str] = in_tokens,
     patience: float = 0.0,
 ) -> Show:
-    """Report progress in sentences, for output without a progress bar."""
+    """Return a `Show` that reports progress in lines of text, for output without a progress bar."""
     pace = Pace(clock=clock, patience=patience)
 
     def show(done: int, total: int, what: str) -> None:
+        """Write a progress line with the remaining time, if one is due."""
         left = pace.left(done, total)
         if left is not None and done < total:
             say(f"{100 * done // total} % ({amount(done, total)}), about {left} left: {what}")
@@ -223,12 +227,13 @@ def told(
 
 
 def file_progress(say: Say, clock: Clock = time.monotonic) -> Show:
-    """Report progress in sentences while files are copied, hashed or compared; units are bytes."""
+    """Return a `Show` that reports progress in lines of text while files are copied, hashed or
+    compared; units are bytes."""
     return told(say, clock, in_gigabytes, patience=FILES_PATIENCE)
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in a suitable unit."""
+    """Format a duration for a progress line, in a suitable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -238,14 +243,15 @@ def duration(seconds: float) -> str:
 def interruptible(
     say: Say, sentence: str, *, at_once: bool = False
 ) -> Iterator[Callable[[], bool]]:
-    """Answer the first Ctrl-C, or a scheduler's SIGTERM, with a sentence, and yield whether it
-    came; a second one ends the process now.
+    """Answer the first Ctrl-C, or a scheduler's SIGTERM, with a sentence, and yield a function that
+    tells whether it came; a second one ends the process now.
 
     With `at_once` it is raised as a KeyboardInterrupt; else the work asks after each of its units.
     """
     caught: list[int] = []
 
     def answer(number: int, frame: Any) -> None:
+        """Note the signal and print the sentence; the next signal has its default effect."""
         signal.signal(number, signal.SIG_DFL)
         caught.append(number)
         with suppress(RuntimeError):  # it came while a line was being written: no other fits in
@@ -271,7 +277,8 @@ def interruptible(
 def kept_after_interrupt(
     sentence: str, has_kept: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Name the kept work after an interrupt; if nothing is kept, let the KeyboardInterrupt pass."""
+    """Turn a KeyboardInterrupt into an error that names the kept work; let it pass if nothing is
+    kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -282,11 +289,12 @@ def kept_after_interrupt(
 
 @contextmanager
 def pausing(say: Say, show: Show = no_progress) -> Iterator[Show]:
-    """Raise an interrupt while documents are read after the one in hand, as KeyboardInterrupt."""
+    """Yield a `Show` that raises KeyboardInterrupt after the document in hand if Ctrl-C came."""
     sentence = "stopping after the current document (Ctrl-C again ends at once)"
     with interruptible(say, sentence) as stopping:
 
         def pause(done: int, total: int, what: str) -> None:
+            """Show the progress, and raise KeyboardInterrupt if Ctrl-C came."""
             show(done, total, what)
             if stopping():
                 raise KeyboardInterrupt("interrupted; nothing was kept")

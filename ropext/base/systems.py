@@ -31,25 +31,26 @@ RENAME_TRIES = 50  # on Windows, a tenth of a second apart
 
 
 def open_raw(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Open a descriptor. Without O_BINARY Windows would write "\\n" as "\\r\\n" and end at 0x1A."""
+    r"""Open a file descriptor. Without O_BINARY Windows would write "\n" as "\r\n" and end at
+    0x1A."""
     return os.open(path, flags | getattr(os, "O_BINARY", 0), mode)
 
 
 def read_at(descriptor: int, length: int, at: int) -> bytes:
-    """Read up to so many bytes at an offset."""
+    """Read up to so many bytes of a file descriptor at an offset."""
     os.lseek(descriptor, at, os.SEEK_SET)
     return os.read(descriptor, length)
 
 
 def write_at(descriptor: int, data: bytes, at: int) -> None:
-    """Write all of some bytes at an offset."""
+    """Write all of some bytes to a file descriptor at an offset."""
     os.lseek(descriptor, at, os.SEEK_SET)
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def data_parts(descriptor: int, position: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a file's range that are not holes."""
+    """Yield the parts of a range of a file descriptor that are not holes of a sparse file."""
     if sys.platform != "linux":  # macOS has it for APFS alone
         yield position, size
         return
@@ -70,7 +71,8 @@ def data_parts(descriptor: int, position: int, size: int) -> Iterator[tuple[int,
 
 
 def copy_in_kernel(source: int, target: int, start: int, length: int, shift: int) -> int:
-    """Copy bytes inside the kernel; share blocks if the file system can (btrfs, XFS).
+    """Copy bytes between two file descriptors inside the kernel; share blocks if the file system
+    can (btrfs, XFS).
 
     Return how many bytes were copied; 0 if the caller has to copy them itself.
     """
@@ -85,14 +87,15 @@ def copy_in_kernel(source: int, target: int, start: int, length: int, shift: int
 
 
 def bytes_on_disk(path: Path) -> int:
-    """Return the bytes that a file uses on the disk. A sparse file uses less than its size, if the
-    system reports it."""
+    """Return the bytes that a file occupies on the disk. A sparse file occupies less than its size,
+    if the system reports it."""
     status = os.stat(path)
     return min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
 
 
 def move(rename: Callable[..., object], *names: Path) -> None:
-    """Rename; on Windows try for five seconds, while a virus scanner or OneDrive has it open."""
+    """Call a function that renames a file; on Windows try for five seconds, while a virus scanner
+    or OneDrive has the file open."""
     if sys.platform == "win32":
         for _ in range(RENAME_TRIES):
             with suppress(PermissionError):
@@ -103,7 +106,7 @@ def move(rename: Callable[..., object], *names: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content or a directory's entries are on the disk. Windows opens no
+    """Flush a file's content or a directory's entries to the disk (fsync). Windows opens no
     directory, and flushes only files opened for writing."""
     windows = sys.platform == "win32"
     with suppress(*[PermissionError] * windows):
@@ -115,7 +118,7 @@ def sync(path: Path) -> None:
 
 
 def copy_owner(source: Path, target: Path) -> None:
-    """Give a file that is still empty the owner and the mode of another."""
+    """Give a file that is still empty the owner and the mode of another file."""
     old = source.stat()
     new = target.stat()
     # First the owner: changing it clears bits of the mode.
@@ -125,7 +128,8 @@ def copy_owner(source: Path, target: Path) -> None:
 
 
 def lock_descriptor(descriptor: int) -> None:
-    """Lock an open file for this process alone; raise OSError at once if another process has it."""
+    """Lock an open file descriptor for this process alone; raise OSError at once if another process
+    has it."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -148,7 +152,8 @@ def limit_memory(most: int) -> None:
 
 
 def free_descriptors() -> int | None:
-    """Return how many more files this process may open; None if the system does not say."""
+    """Return how many more file descriptors this process may open; None if the system does not
+    say."""
     if sys.platform == "win32":
         return None
     import resource
@@ -160,7 +165,8 @@ def free_descriptors() -> int | None:
 
 
 def peak_memory() -> int:
-    """Return the bytes that this process held at its highest."""
+    """Return the bytes of memory that this process held at its highest, as the operating system
+    counts them."""
     if sys.platform == "win32":
         import psutil  # accelerate needs it
 
@@ -172,9 +178,9 @@ def peak_memory() -> int:
 
 
 def keeps_times(path: Path) -> bool:
-    """Return whether the times of a file tell that it was written: on a local file system that is
-    known for it and mounted read-write. A read-only image can bring any times. False if this is not
-    known."""
+    """Return whether the modification times of a file tell that it was written: on a local file
+    system that is known for it and mounted read-write. A read-only image can bring any times. False
+    if this is not known."""
     with suppress(OSError, ValueError, ImportError):
         if sys.platform == "linux":
             mountinfo = Path("/proc/self/mountinfo").read_bytes()
@@ -195,13 +201,14 @@ class Mount:
     is_writable: bool
 
     def holds(self, path: bytes) -> bool:
-        """Return whether a path is the mount point or is below it."""
+        """Return whether a path is this mount point of the file system or is below it."""
         return path == self.point or path.startswith(self.point.rstrip(b"/") + b"/")
 
 
 def mount_of(path: bytes, mountinfo: bytes) -> Mount | None:
-    """Return the mount that an absolute path without links leads to. As the kernel does, follow the
-    mounts from the root: a later mount hides those below its mount point."""
+    """Return the line of /proc/self/mountinfo for the mount that an absolute path without links
+    leads to. As the kernel does, follow the mounts from the root: a later mount hides those below
+    its mount point."""
     mounts = [_mount(line) for line in mountinfo.split(b"\n") if line]
     numbers = {mount.number for mount in mounts}
     found = None
@@ -213,6 +220,7 @@ def mount_of(path: bytes, mountinfo: bytes) -> Mount | None:
 
 
 def _mount(line: bytes) -> Mount:
+    """Read one line of /proc/self/mountinfo."""
     fields = line.split(b" ")
     number, parent, _, _, point, options = fields[:6]
     kind, _, more = fields[fields.index(b"-", 6) + 1 :][:3]
@@ -222,7 +230,7 @@ def _mount(line: bytes) -> Mount:
 
 
 def _is_local_drive(device: int) -> bool:
-    """Return whether macOS or Windows has a device as a local drive that is not read-only."""
+    """Return whether macOS or Windows lists a device as a local drive that is not read-only."""
     import psutil  # accelerate needs it
 
     for drive in psutil.disk_partitions(all=True):
@@ -234,8 +242,8 @@ def _is_local_drive(device: int) -> bool:
 
 
 def user_cache() -> Path | None:
-    """Return the folder for data that can be computed again, by the custom of the system; None if
-    the user has no home."""
+    """Return the user's cache folder for ropext, by the custom of the operating system; None if the
+    user has no home."""
     named = os.environ.get("XDG_CACHE_HOME")
     if named:
         return Path(named) / "ropext"

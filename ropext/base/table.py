@@ -25,6 +25,7 @@ class Number(str):
     ci95: tuple[float, float] | None
 
     def __new__(cls, text: str, value: float, ci95: tuple[float, float] | None = None) -> Self:
+        """Make a table cell from the text of a number; keep the number and its interval."""
         cell = super().__new__(cls, text)
         cell.value = value
         cell.ci95 = ci95
@@ -38,6 +39,7 @@ class Marked(str):
     remark: str
 
     def __new__(cls, name: str, remark: str) -> Self:
+        """Make a table cell from the name of a model and a remark on it."""
         cell = super().__new__(cls, f"{name} ({remark})")
         cell.name = name
         cell.remark = remark
@@ -64,7 +66,8 @@ HIDDEN = ("Cc", "Cf", "Cs", "Co")  # categories of Unicode: control, format, sur
 
 
 def folded(text: str, first: str = "", rest: str = "  ") -> str:
-    """Break a text at its spaces if it is too wide; `first` and `rest` begin its lines."""
+    """Break a line of a terminal at its spaces if it has more than 120 characters; `first` and
+    `rest` begin its lines."""
     if len(first + text) <= WIDTH:
         return first + text
     room = max(WIDTH - max(len(first), len(rest)), 20)
@@ -80,7 +83,7 @@ class Padding:
     is_numeric: bool
 
     def padded(self, cell: str) -> str:
-        """Pad a cell: numbers to the right, words to the left."""
+        """Pad a table cell to the width of its column: numbers to the right, words to the left."""
         return cell.rjust(self.width) if self.is_numeric else cell.ljust(self.width)
 
 
@@ -91,8 +94,8 @@ WHOLE_NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write columns padded to their widest cell. Fold the last one if it is too wide; leave out an
-    empty header."""
+    """Return a table as text with columns padded to their widest cell. Fold the last column if it
+    is too wide; leave out an empty header."""
     body = [list(map(str, row)) for row in rows]
     layout = _layout(header, body)
     lines = list[str]()
@@ -105,7 +108,7 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _layout(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[Padding]:
-    """Find each column's width, and whether all of its cells are numbers."""
+    """Return the width of each column of a table, and whether all of its cells are numbers."""
     count = len(header) if header else len(body[0])
     layout = list[Padding]()
     before = 0  # characters in front of the column
@@ -120,11 +123,12 @@ def _layout(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[Paddin
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    """Return whether all cells of a column are numbers or blank."""
+    """Return whether all cells of a table's column are numbers or blank."""
     return bool(cells) and all(map(NUMERIC.match, cells))
 
 
 def _line(layout: Sequence[Padding], row: Sequence[str]) -> str:
+    """Return one row of a text table with its cells padded to their columns."""
     cells = [column.padded(cell) for column, cell in zip(layout, row, strict=True)]
     first = "".join(cell + GAP for cell in cells[:-1])
     indent = " " * sum(column.width + len(GAP) for column in layout[:-1])
@@ -132,7 +136,7 @@ def _line(layout: Sequence[Padding], row: Sequence[str]) -> str:
 
 
 def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
-    """Write tables for a terminal, then `lines`."""
+    """Return tables as the text for a terminal, then `lines`."""
     parts = list[str]()
     for table in tables:
         part = f"{table.title}\n{columns(table.header, table.rows)}"
@@ -145,13 +149,13 @@ def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
 
 
 def verdict_first(lines: Sequence[str], tables: Iterable[Table]) -> str:
-    """Write sentences for a terminal, then the tables that they were made from."""
+    """Return sentences as text for a terminal, then the tables that they were made from."""
     parts = [as_text((), lines), as_text(tables)]
     return "\n\n".join(filter(None, parts))
 
 
 def as_markdown(tables: Iterable[Table]) -> str:
-    """Write tables as the sections of a report."""
+    """Return tables as sections of a Markdown page."""
     parts = list[str]()
     for table in tables:
         parts.append(f"## {escape(table.title)}")
@@ -161,7 +165,7 @@ def as_markdown(tables: Iterable[Table]) -> str:
 
 
 def grid(table: Table) -> str:
-    """Write a table's header and rows in Markdown, without its title."""
+    """Return a table's header and rows in Markdown, without its title."""
     lines = [_markdown_row(table.header), "|" + "---|" * len(table.header)]
     for row in table.rows:
         lines.append(_markdown_row(row))
@@ -169,18 +173,19 @@ def grid(table: Table) -> str:
 
 
 def _markdown_row(row: Sequence[str]) -> str:
+    """Return one row of a Markdown table."""
     return "| " + " | ".join(map(_literal, row)) + " |"
 
 
 def escape(text: str) -> str:
-    """Write text so that Markdown shows it literally, on one line, even at the beginning of a
+    """Escape a text so that Markdown shows it literally, on one line, even at the beginning of a
     line."""
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _literal(text))
 
 
 def _literal(text: str) -> str:
-    """Escape text inside a line or a table, in which a leading mark begins no list and no
-    heading."""
+    """Escape a text inside a line or a table of Markdown, in which a leading mark begins no list
+    and no heading."""
     text = " ".join(visible(text).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|~$#!{}])", r"\\\1", text)
@@ -193,8 +198,9 @@ REMARK = "remark"  # a column for programs: the remarks on models
 
 
 def records(table: Table) -> list[Record]:
-    """Return a dict for each row, with None for a blank cell. Numbers stay numbers; the ends of
-    their intervals get names that end in `low` and `high`. Remarks have a column of their own."""
+    """Return a dict for each row of a table, with None for a blank cell. Numbers stay numbers; the
+    ends of their intervals get names that end in `low` and `high`. Remarks have a column of their
+    own."""
     heads = _heads(table.header)
     with_interval = set[str]()
     with_remark = set[str]()
@@ -223,8 +229,8 @@ def records(table: Table) -> list[Record]:
 
 
 def _heads(header: Sequence[str]) -> list[str]:
-    """Name each column once: the models have a name too, and if heads are equal the later ones are
-    numbered."""
+    """Return a name for each column of a table: a column without one is called model, and equal
+    names are numbered."""
     heads = list[str]()
     for place, head in enumerate(header):
         name = head or "model"
@@ -235,6 +241,8 @@ def _heads(header: Sequence[str]) -> list[str]:
 
 
 def _content(cell: str) -> str | float | None:
+    """Return the value of a table cell for programs: a number, a model's name, a text, or None if
+    it is blank."""
     if isinstance(cell, Number):
         return cell.value
     if cell in ("", BLANK):
@@ -243,7 +251,7 @@ def _content(cell: str) -> str | float | None:
 
 
 def as_csv(tables: Iterable[Table]) -> str:
-    """Write tables as CSV with a header; if there are several, a line with its title precedes
+    """Return tables as CSV with a header; if there are several, a line with its title precedes
     each."""
     written = list(tables)
     parts = list[str]()
@@ -261,7 +269,7 @@ def as_csv(tables: Iterable[Table]) -> str:
 
 
 def _harmless(content: str | float | None) -> str | float | None:
-    """Write a text so that no spreadsheet takes it for a formula."""
+    """Return a CSV cell that no spreadsheet takes for a formula."""
     if not isinstance(content, str):
         return content
     text = _one_line(content)
@@ -271,12 +279,13 @@ def _harmless(content: str | float | None) -> str | float | None:
 
 
 def _one_line(text: str) -> str:
-    """Write a text on one line, without what would hide some of it."""
+    """Return a text on one line, without invisible characters, for a cell of CSV or LaTeX."""
     return " ".join(visible(text).split())
 
 
 def as_latex(tables: Iterable[Table]) -> str:
-    """Write tables for a paper that uses the package booktabs; title and note are comments."""
+    """Return tables as LaTeX for a paper that uses the package booktabs; title and note are
+    comments."""
     parts = list[str]()
     for table in tables:
         lines = [f"% {_one_line(table.title)}"]
@@ -295,6 +304,7 @@ def as_latex(tables: Iterable[Table]) -> str:
 
 
 def _latex_row(row: Sequence[str]) -> str:
+    """Return one row of a LaTeX table."""
     text = " & ".join(map(_latex, row)) + r" \\"
     # A bracket after the `\\` of the row before would be its argument.
     return f"{{}}{text}" if text.startswith("[") else text
@@ -316,6 +326,7 @@ for mark in "&%$#_{}":
 
 
 def _latex(cell: str) -> str:
+    """Escape a table cell for LaTeX."""
     text = "".join(LATEX.get(character, character) for character in _one_line(cell))
     if cell != BLANK and NUMERIC.match(cell):
         text = text.replace("-", "$-$")
@@ -323,7 +334,7 @@ def _latex(cell: str) -> str:
 
 
 def in_format(tables: Iterable[Table], name: Format) -> str:
-    """Write tables as `--format` names it."""
+    """Return tables as the text that `--format` names: csv, latex or markdown."""
     if name == "csv":
         return as_csv(tables)
     if name == "latex":
@@ -332,7 +343,7 @@ def in_format(tables: Iterable[Table], name: Format) -> str:
 
 
 def visible(text: str) -> str:
-    """Remove control characters, and marks that change the direction or hide text."""
+    """Remove control characters from a text, and marks that change the direction or hide text."""
     kept = list[str]()
     for character in text:
         if character in "\n\t" or unicodedata.category(character) not in HIDDEN:

@@ -87,23 +87,24 @@ class Workdir:
 
     @property
     def folder(self) -> Path:
-        """The path of the folder."""
+        """Return the path of the run's folder: OUT.run, or OUT itself for an evaluation."""
         return beside(self.output) if self.command in BESIDE else self.output
 
     def has_begun(self) -> bool:
-        """Return whether this very run has claimed the folder, now or earlier."""
+        """Return whether the run.json of the folder was written by this very run, now or
+        earlier."""
         manifest = sealed(self.folder)
         return manifest is not None and not self._other(manifest)
 
     def _other(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Return the names of the values that differ in another run's manifest."""
+        """Return the names of the values under "decides" that differ in another run's manifest."""
         if manifest["command"] != self.command:
             return ["command"]
         return differences(manifest["decides"], self.decides)
 
     def check(self, force: bool | None) -> None:
-        """Refuse a folder that this run may not take; change nothing. `force` is None if the
-        command has no such flag."""
+        """Refuse the folder of a run that this run may not take, by its run.json; change nothing.
+        `force` is None if the command has no such flag."""
         folder = self.folder
         manifest = sealed(folder)
         guard.check({}, {"a run's folder": folder})
@@ -138,8 +139,8 @@ class Workdir:
             )
 
     def _edited(self) -> list[str]:
-        """Return the files with ropext's names that differ from the files that a run of this folder
-        left."""
+        """Return the files in the run's folder that have names of ropext's but not the digest that
+        run.json lists."""
         manifest = sealed(self.folder)
         if manifest is None or self.command in BESIDE:
             return []
@@ -155,7 +156,7 @@ class Workdir:
         return names
 
     def write_results(self) -> None:
-        """Note in the manifest that the run now writes its results."""
+        """Note in run.json that the run now writes its results."""
         if self.command in BESIDE:
             return
         manifest = sealed(self.folder)
@@ -163,6 +164,7 @@ class Workdir:
         self._write_manifest(manifest.get(guard.FILES, {}), {RESULTS: True})
 
     def _write_manifest(self, files: Mapping[str, Any] | None, more: Mapping[str, Any]) -> None:
+        """Write run.json with what decides the run, the digests of its files, and more keys."""
         manifest = {"command": self.command, "decides": self.decides, **self.about, **more}
         if files is not None and self.command not in BESIDE:
             manifest[guard.FILES] = files
@@ -172,7 +174,8 @@ class Workdir:
     def claimed(
         self, force: bool | None, rank: int = 0, world: int = 1, say: Say = no_messages
     ) -> Iterator[None]:
-        """Hold the folder, new or as this run left it; the first of several processes does this.
+        """Hold the lock of the run's folder, new or as this run left it; the first of several
+        processes does this.
 
         If a run fails before it has kept anything, remove the folder.
         """
@@ -191,7 +194,8 @@ class Workdir:
             self._finish(say)
 
     def _begin(self, force: bool | None, say: Say) -> None:
-        """Take the folder, and clear away what another run left there."""
+        """Write run.json into the run's folder, and delete the files that another run left
+        there."""
         self.check(force)
         for name in self._edited():
             if name.startswith(STORES):  # losses are not taken from an edited file
@@ -207,7 +211,8 @@ class Workdir:
         self._write_manifest(files, writes)
 
     def _finish(self, say: Say) -> None:
-        """Delete files that are no longer needed, and list the written ones."""
+        """Delete files of the run's folder that are no longer needed, and list the written ones in
+        run.json."""
         if self.command in PASSING:
             with os_errors(self.folder):
                 remove(self.folder, say=say)
@@ -221,12 +226,13 @@ class Workdir:
 
 
 def beside(output: Path) -> Path:
-    """Return OUT.run."""
+    """Return OUT.run, the path of the run's folder next to an output."""
     return output.parent / f"{output.name}.run"
 
 
 def release(folder: Path, output: Path) -> None:
-    """Delete the lock that a killed run left; refuse if another run is alive."""
+    """Delete the lock file that a killed command left; raise OutputLocked if a process still holds
+    it."""
     real = folder.resolve()
     if lock_of(real).exists():
         with locked(real, output):
@@ -234,7 +240,7 @@ def release(folder: Path, output: Path) -> None:
 
 
 def check_unlocked(output: Path | None) -> None:
-    """Raise OutputLocked if another command is writing the output or its OUT.run.
+    """Raise OutputLocked if another command holds the lock file of the output or of its OUT.run.
 
     Called before anything is opened, fetched or hashed. The processes of one command share its
     lock, so only the first of them asks.
@@ -245,8 +251,8 @@ def check_unlocked(output: Path | None) -> None:
 
 
 def _results(folder: Path) -> list[str]:
-    """Return the files in a run's folder that have names of ropext's, except its manifest and its
-    log."""
+    """Return the files in a run's folder that have names of ropext's, except run.json and
+    used.log."""
     names = [name for name in guard.listing(folder) if OURS.fullmatch(name)]
     return [n for n in names if n not in (MANIFEST, USED) and not HALF_WRITTEN.fullmatch(n)]
 
@@ -257,8 +263,8 @@ def remove(
     below: str = ".",
     say: Say = no_messages,
 ) -> None:
-    """Delete the files that ropext wrote into a run's folder, or into its part `below`, the
-    manifest last; delete the folder if it is then empty. Name the user's files, which stay."""
+    """Delete the files that ropext wrote into a run's folder, or into its part `below`, run.json
+    last; delete the folder if it is then empty. Name the user's files, which stay."""
     part = folder / below
     names = [(part / name).relative_to(folder).as_posix() for name in guard.listing(part)]
     for name in sorted(names, key=MANIFEST.__eq__):
@@ -273,32 +279,31 @@ def remove(
 
 
 def has_work(folder: Path) -> bool:
-    """Return whether the folder holds more than a manifest. A mistake in an option that is found
-    late leaves none."""
+    """Return whether a run's folder holds more than run.json. A mistake in an option that is found
+    late leaves nothing else."""
     return any(path.is_file() for path in folder.rglob("*") if path.name not in (MANIFEST, USED))
 
 
 def write_manifest(folder: Path, manifest: Flat) -> None:
-    """Write run.json into a folder, with the digest that shows that ropext wrote it."""
+    """Write run.json into a run's folder, with the digest that shows that ropext wrote it."""
     plain = _plain(manifest)
     write_json(folder / MANIFEST, {SEAL: _seal_of(plain), **plain})
 
 
 def _seal_of(manifest: Flat) -> str:
-    """Return the digest of a manifest, which run.json itself holds."""
+    """Return the digest of a run's manifest, which run.json itself holds."""
     text = json.dumps(manifest, sort_keys=True)
     return hashlib.sha256(f"written by ropext {text}".encode()).hexdigest()
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a folder, without its list of files; None if there is none of
-    ropext's."""
+    """Return the run.json of a folder, without its list of files; None if ropext wrote none."""
     manifest = sealed(folder)
     return manifest and {k: v for k, v in manifest.items() if k not in LEFT_OUT}
 
 
 def sealed(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a folder unchanged; None if there is none of ropext's."""
+    """Return the run.json of a folder unchanged; None if ropext wrote none, or if it was edited."""
     if not (folder / MANIFEST).is_file():
         return None
     check_links(folder)
@@ -310,13 +315,15 @@ def sealed(folder: Path) -> dict[str, Any] | None:
 
 
 def differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return the names whose values differ between two mappings, dotted if they are nested."""
+    """Return the keys whose values differ between two manifests of runs, dotted if they are
+    nested."""
     old = _flat(before)
     new = _flat(_plain(wanted))
     return [key for key in {**new, **old} if old.get(key, ABSENT) != new.get(key, ABSENT)]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Flat:
+    """Return a nested JSON object as one level of dotted keys."""
     flat: Flat = {}
     for key, item in value.items():
         if isinstance(item, dict) and item:
@@ -327,12 +334,12 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def _plain(value: Mapping[str, Any]) -> Flat:
-    """Return a value as JSON gives it back: tuples become lists."""
+    """Return a manifest as JSON gives it back: tuples become lists."""
     plain: Flat = json.loads(json.dumps(value, default=str))
     return plain
 
 
 def first_of(names: list[str]) -> str:
-    """Return the first of some names, for a message."""
+    """Return the first five of some differing keys of a manifest, for an error's sentence."""
     more = " …" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
