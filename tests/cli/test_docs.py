@@ -294,7 +294,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "project", "printed"),
     [
-        (0, "transformers", "5.23.0 ['rope_parameters']\n"),
+        (0, "transformers", "5.24.0 ['rope_parameters']\n"),
         (1, "peft", "llama tied\ngpt2 untied\nfalcon untied\ngpt_neo untied\n"),
         (2, "transformers", r"True 0\.00[1-9]\d*\nFalse 0\.0\n"),
     ],
