@@ -47,6 +47,7 @@ VALUES = {
     "num_sliding_attention_heads": 8,
     "partial_rotary_factor": 0.5,
     "partial_rotary_factors": [0.5, 0.5, 0.5, 0.5],
+    "q_lora_rank": 16,
     "qk_rope_head_dim": 8,
     "query_pre_attn_scalar": 16,
     "rope_local_base_freq": 2345.0,
