@@ -61,8 +61,8 @@ class Figure:
     dataset_id: str | None = None  # on the hub
 
     def result(self) -> "EvalResult":
-        """Return the number as huggingface_hub's EvalResult. A dataset that is not on the hub gets
-        an identifier made of its name."""
+        """Return the number as huggingface_hub's EvalResult, for the model card's front matter. A
+        dataset that is not on the hub gets an identifier made of its name."""
         from huggingface_hub import EvalResult
 
         slug = re.sub(r"[^a-z0-9]+", "-", self.dataset.lower()).strip("-") or "text"
@@ -86,6 +86,7 @@ class BaseName:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Self:
+        """Return the name of a base checkpoint as its model card shows it."""
         return cls(snapshot.short_name, snapshot.hub_id is not None)
 
 
@@ -106,7 +107,8 @@ class Card:
 
 
 def code_block(text: str, language: str = "") -> str:
-    """Return a fenced code block whose fence is longer than any run of backticks inside."""
+    """Return a code block of the model card. Its fence is longer than any run of backticks
+    inside."""
     # A comment mark could end the section early when a later run replaces it.
     text = visible(text).strip("\n").replace("<!--", "<! --")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
@@ -115,7 +117,7 @@ def code_block(text: str, language: str = "") -> str:
 
 
 def _numbered(tables: Iterable[Table]) -> list[str]:
-    """Return each table under its title and its note, as Markdown."""
+    """Return the model card's tables of numbers as Markdown, each under its title and its note."""
     parts = []
     for table in tables:
         caption = f"{table.title}. {table.note}." if table.note else table.title
@@ -124,7 +126,8 @@ def _numbered(tables: Iterable[Table]) -> list[str]:
 
 
 def section(card: Card) -> str:
-    """Return the Markdown of the card's section, between its begin and end marks."""
+    """Return the Markdown of the model card's section about the extension, between its begin and
+    end marks."""
     parts = [BEGIN, "## Context extension", " ".join(map(escape, card.summary))]
     if card.facts:
         parts.append(grid(card.facts))
@@ -138,7 +141,7 @@ def section(card: Card) -> str:
 
 
 def _serving(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the commands that serve the model, one code block for each engine."""
+    """Return the model card's commands that serve the model, one code block for each engine."""
     parts = list[str]()
     for name, line in lines:
         parts += [f"{escape(name)}:", code_block(line, "sh")]
@@ -148,15 +151,15 @@ def _serving(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def with_serving(text: str, lines: Iterable[tuple[str, str]]) -> str:
-    """Return a card of ropext's in which these serving commands replace the old ones."""
+    """Return a model card of ropext's in which these serving commands replace the old ones."""
     pattern = re.compile(f"^{SERVING}$.*?^(?=###? |{re.escape(CLOSING)})", re.DOTALL | re.MULTILINE)
     new = "\n\n".join(_serving(lines))
     return pattern.sub(lambda _: f"{new}\n\n", text, count=1) if new else text
 
 
 def render(card: Card, base: str | None = None) -> str:
-    """Return the whole card. If the base was itself extended, the new section replaces its old
-    one."""
+    """Return the whole text of the model card, README.md. If the base was itself extended, the new
+    section replaces its old one."""
     front, body = split(base) if base is not None else ("", "")
     body = _without_sections(body).strip("\n")
     if not body:
@@ -170,8 +173,9 @@ def render(card: Card, base: str | None = None) -> str:
 
 
 def _without_sections(body: str) -> str:
-    """Return a card without the sections that ropext wrote, nor the empty lines after each. Each
-    search begins after the last mark, so repeated marks of an untrusted card cost linear time."""
+    """Return the text of a model card without the sections that ropext wrote, nor the empty lines
+    after each. Each search begins after the last mark, so repeated marks of an untrusted card cost
+    linear time."""
     kept = []
     at = 0
     while (begin := body.find(BEGIN, at)) >= 0:
@@ -187,8 +191,8 @@ def _without_sections(body: str) -> str:
 
 
 def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[Table]) -> str:
-    """Return a card of ropext's with measured results at the end of its section. Raise InputError
-    if the card has no such section."""
+    """Return a model card of ropext's with measured results at the end of its section. Raise
+    InputError if the card has no such section."""
     parts = ["### What was measured"]
     parts += [escape(sentence) for sentence in sentences]
     parts += _numbered(numbers)
@@ -199,8 +203,8 @@ def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[Table])
 
 
 def split(text: str) -> tuple[str, str]:
-    """Return (front matter without its fences, body). Invalid or too long front matter stays in the
-    body."""
+    """Return a model card as (front matter without its fences, body). Invalid or too long front
+    matter stays in the body."""
     text = text.replace("\r\n", "\n")
     fenced = _FRONT.match(text)
     if not fenced or len(fenced[1]) > FRONT_LIMIT:
@@ -209,7 +213,8 @@ def split(text: str) -> tuple[str, str]:
 
 
 def _front(card: Card, front: str) -> str:
-    """Return the new front matter: the base's known keys, and the keys that describe this model."""
+    """Return the model card's new front matter: the base's known keys, and the keys that describe
+    this model."""
     import yaml  # late: a command that writes no card needs none
 
     old = _values(front)
@@ -230,8 +235,8 @@ def _front(card: Card, front: str) -> str:
 
 
 def _values(front: str) -> dict[str, str | list[str]]:
-    """Return the texts and lists of texts in front matter, each text on one line. If it is not
-    valid YAML, return nothing."""
+    """Return the texts and lists of texts in a model card's front matter, each text on one line. If
+    it is not valid YAML, return nothing."""
     import yaml
 
     try:
@@ -248,20 +253,20 @@ def _values(front: str) -> dict[str, str | list[str]]:
 
 
 def _line(text: str) -> str:
-    """Return an untrusted text on one line, without invisible characters."""
+    """Return an untrusted text of a model card on one line, without invisible characters."""
     return visible(text).replace("\n", " ")
 
 
 def write_card(directory: Path, card: Card, base: Path) -> str | None:
-    """Write the card of an output: its section, then the card in the folder of the base, if there
-    is one. Return a note if that one is left out."""
+    """Write the model card of an output: its section, then the card in the folder of the base, if
+    there is one. Return a note if the base's card is left out."""
     readme, note = read_readme(base / README)
     (directory / README).write_bytes(render(card, readme).encode(errors="replace"))
     return note
 
 
 def read_readme(path: Path) -> tuple[str | None, str | None]:
-    """Return (the base's card or None, a note if ropext has to leave the card out)."""
+    """Return (the base's model card or None, a note if ropext has to leave that card out)."""
     if not path.exists():
         return None, None
     try:
@@ -273,12 +278,12 @@ def read_readme(path: Path) -> tuple[str | None, str | None]:
 
 
 def facts(rows: Iterable[tuple[str, object]]) -> Table:
-    """Return a two-column table of names and values."""
+    """Return the model card's two-column table of names and values."""
     return Table("", "", ("", ""), tuple((name, str(value)) for name, value in rows))
 
 
 def loader_table(readings: Iterable[LoaderReading]) -> Table | None:
-    """Return a table of each engine's verdict, or None if there is no verdict."""
+    """Return the model card's table of each engine's verdict, or None if there is no verdict."""
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in readings)
     if not rows:
         return None
@@ -286,7 +291,7 @@ def loader_table(readings: Iterable[LoaderReading]) -> Table | None:
 
 
 def serving_lines(serving: Iterable[Serving]) -> tuple[tuple[str, str], ...]:
-    """Return (engine, command) for each engine that has a command."""
+    """Return (engine, command) for the model card, for each engine that has a command."""
     return tuple((line.loader, line.command) for line in serving if line.command)
 
 
@@ -326,7 +331,7 @@ def card_of(plan: ExtensionPlan, base: BaseName, title: str, proof: JsonObject |
 
 
 def _proved(proof: JsonObject | None) -> str:
-    """Return one sentence about the verification."""
+    """Return the model card's sentence about the verification with transformers."""
     if not proof:
         return "It was not verified with transformers (--no-verify)."
     if "rotary_modules" in proof:

@@ -32,14 +32,16 @@ class Digests:
     """The digests of files; `place` is the cache file."""
 
     def __init__(self, show: Show = no_progress, place: Path | None = None) -> None:
+        """Read the SHA-256 of weight files that earlier commands kept in digests.json, in the
+        user's cache."""
         self.show = show
         folder = user_cache()
         self.place = place or (folder and folder / "digests.json")
         self.known = self._read()
 
     def of(self, file: Path) -> str:
-        """Return the SHA-256 of one file's content. Raise InputError if the file changes
-        meanwhile."""
+        """Return the SHA-256 of a checkpoint's file, from the user's cache if it is unchanged.
+        Raise InputError if the file changes meanwhile."""
         status = os.stat(file)
         key = f"{status.st_dev}:{status.st_ino}"
         entry = self.known.get(key)
@@ -57,7 +59,7 @@ class Digests:
         return digest
 
     def _read(self) -> Known:
-        """Return the cached entries, or none if the cache file is damaged."""
+        """Return the entries of the cache file of SHA-256 digests, or none if it is damaged."""
         try:
             content = json.loads(self.place.read_text("utf-8")) if self.place else {}
             entries = content.items()
@@ -66,7 +68,8 @@ class Digests:
             return {}
 
     def _keep(self, key: str, entry: list[int | str]) -> None:
-        """Add one entry to the cache file, and keep the entries that other commands wrote since."""
+        """Add a weight file's SHA-256 to the cache file, and keep the entries that other commands
+        wrote since."""
         known = self._read()
         known.pop(key, None)
         known[key] = entry
@@ -77,12 +80,13 @@ class Digests:
 
 
 def _state(status: os.stat_result) -> list[int | str]:
+    """Return the size and times by which the cache of SHA-256 digests knows an unchanged file."""
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _written_state(status: os.stat_result) -> list[int]:
-    """Return the state that a write or a replacement changes, and a new name or new rights do
-    not."""
+    """Return the state of a hashed checkpoint file. A write or a replacement changes it, and a new
+    name or new rights do not."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
 
@@ -104,8 +108,8 @@ def check_unchanged(snapshot: Snapshot, during: str) -> None:
 
 
 def _has_same_content(snapshot: Snapshot, name: str) -> bool:
-    """Return True if a file has the content that was hashed or read. Files that can decide no
-    number may change."""
+    """Return True if a checkpoint's file has the content that was hashed or read. Files that can
+    decide no number may change."""
     if not snapshot.hashed:
         return False
     if name in snapshot.hashed:

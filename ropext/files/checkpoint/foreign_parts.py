@@ -26,7 +26,8 @@ ARCHITECTURE = "architecture"  # timm loads a folder or a repository if the name
 
 
 def check_foreign_parts(config: JsonObject, where: str) -> None:
-    """Raise InputError if a config loads code or files that do not belong to the checkpoint."""
+    """Raise InputError if a config.json loads code or files that do not belong to the
+    checkpoint."""
     for part in parts(Dict(config)):
         for key, value in part.values.items():
             if IMPLEMENTATION.fullmatch(key):
@@ -44,7 +45,8 @@ def check_foreign_parts(config: JsonObject, where: str) -> None:
 
 
 def _check_implementation(value: Json, key: str) -> None:
-    """Raise InputError if a name, or one of a dict of names by part, is not among stock's own."""
+    """Raise InputError if a config's attention or experts implementation is not one of stock's own.
+    The value is a name, or a dict of names by part."""
     names = value.values() if isinstance(value, dict) else [value]
     for name in names:
         if not isinstance(name, str) or STOCK_NAMES.fullmatch(name) or TRUSTED_KERNEL.match(name):
@@ -60,6 +62,8 @@ def _check_implementation(value: Json, key: str) -> None:
 
 
 def _hands_on(key: str, value: Json) -> bool:
+    """Return True if transformers would pass this key of a config.json to timm, which may open
+    files by it."""
     if key in HANDED_ON:
         return bool(value)
     if key in FETCHES:
@@ -72,7 +76,8 @@ def _hands_on(key: str, value: Json) -> bool:
 
 
 def _is_shape(arguments: Json) -> bool:
-    """Return True if arguments are only numbers, booleans or empty values, and so name no file."""
+    """Return True if the model_args of a config.json are only numbers, booleans or empty values,
+    and so name no file."""
     if arguments is None:
         return True
     if not isinstance(arguments, dict):

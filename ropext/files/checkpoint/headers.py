@@ -48,13 +48,13 @@ class Header:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the 8-byte length and the header."""
+        """Return the SHA-256 over the 8-byte length and the header of a safetensors file."""
         return hashlib.sha256(len(self.raw).to_bytes(8, "little") + self.raw).hexdigest()
 
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Name -> dtype, shape, offsets. Raise InputError if they contradict one another or the
-        file's size."""
+        """Return dtype, shape and offsets of each tensor of a safetensors file, by name. Raise
+        InputError if they contradict one another or the file's size."""
         where = f"the header of {self.path}"
         tensors = dict[str, Tensor]()
         for name, entry in parse_object(self.raw, where, containers=3 * TENSOR_LIMIT).items():
@@ -82,19 +82,19 @@ class Header:
         return tensors
 
     def part(self, name: str) -> tuple[int, int]:
-        """Return the first byte of a tensor in the file, and the byte after its last."""
+        """Return the first byte of a tensor in the safetensors file, and the byte after its end."""
         begin, end = self.tensors[name].offsets
         return 8 + len(self.raw) + begin, 8 + len(self.raw) + end
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Return the metadata that the writer of the file added ({"format": "pt"} as a rule)."""
+        """Return the metadata in the header of a safetensors file ({"format": "pt"} as a rule)."""
         text = json.loads(self.raw).get("__metadata__", {})
         return text if isinstance(text, dict) else {}
 
 
 def read_header(path: Path) -> Header:
-    """Read only the header: a few kilobytes, whatever the size of the file."""
+    """Read only the header of a safetensors file: a few kilobytes, whatever the file's size."""
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")

@@ -40,7 +40,8 @@ def is_id(model: str) -> bool:
 def fetch(
     repo: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str]
 ) -> tuple[Path, str | None]:
-    """Fetch the files that match these patterns. Return (directory in the hub's cache, commit)."""
+    """Fetch the files of a hub repository that match these patterns. Return (directory in the hub's
+    cache, commit)."""
     from huggingface_hub import snapshot_download
 
     with _sentences(repo, revision):
@@ -52,7 +53,7 @@ def fetch(
 
 
 def names(repo: str, revision: str | None) -> list[str]:
-    """List the files of a repository without fetching them."""
+    """List the files of a repository on the hub without fetching them."""
     from huggingface_hub import HfApi
 
     with _sentences(repo, revision):
@@ -74,6 +75,8 @@ def is_out_of_reach(dataset: str, revision: str | None) -> bool:
 
 
 def _sentences(repo: str, revision: str | None) -> AbstractContextManager[None]:
+    """Return the context that turns an error of reading a hub repository into one sentence of
+    `READING`."""
     at = f"{repo} at revision {revision}" if revision else repo
     kinds = {kind: (InputError, sentence) for kind, sentence in READING.items()}
     return hub_errors(kinds, repo=repo, revision=revision, at=at)
@@ -98,8 +101,8 @@ def hub_errors(
 
 
 def _kinds_of(error: Exception) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the kinds of an error of the hub, the most exact first, each with the values that its
-    sentence needs.
+    """Yield the kinds of an error of huggingface_hub, the most exact first, each with the values
+    that its sentence needs.
 
     The HTTP client of huggingface_hub (requests in 0.x, httpx in 1.x, httpx2 later) and hf_xet are
     recognized by the names of their errors, because this package depends on neither.

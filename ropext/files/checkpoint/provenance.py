@@ -50,6 +50,8 @@ LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", 
 
 
 def _plain(name: str) -> str:
+    """Return a weight file's name in ropext.json. Raise ValueError if it is not a plain file
+    name."""
     if not is_plain_name(name):
         raise ValueError
     return name
@@ -124,8 +126,8 @@ class KeptSections:
 
 
 def base_of(snapshot: Snapshot) -> dict[str, Json]:
-    """Return the base as a record stores it: its name, its config, and its own recorded extension
-    if any."""
+    """Return the base checkpoint as ropext.json stores it: its name, its config, and its own
+    recorded extension if any."""
     out: dict[str, Json] = {
         "name": snapshot.name,
         "hub_id": snapshot.hub_id,
@@ -140,13 +142,14 @@ def base_of(snapshot: Snapshot) -> dict[str, Json]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of ropext, Python and the libraries; a missing library is left out."""
+    """Return the versions of ropext, Python and installed libraries, as ropext.json stores them."""
     known = {"ropext": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     return known | installed(LIBRARIES)
 
 
 def installed(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the versions of these libraries; a missing one is left out."""
+    """Return the versions of these libraries for ropext.json and other records; a missing one is
+    left out."""
     import importlib.metadata  # late: `plan` reads records and needs no versions
 
     known = {}
@@ -205,19 +208,19 @@ def sha256_of(snapshot: Snapshot, names: Iterable[str], digests: "Digests") -> d
 
 
 def weights_digest(snapshot: Snapshot, digests: "Digests") -> str:
-    """Return one digest of all weight files, over their names and contents."""
+    """Return one digest of all weight files of a checkpoint, over their names and contents."""
     return digest(sha256_of(snapshot, snapshot.weight_files, digests))
 
 
 def taken_digests(snapshot: Snapshot, digests: "Digests") -> dict[str, Json]:
-    """Return the digest of each file that an output takes unchanged from its base, weights
-    aside."""
+    """Return the SHA-256 of each file that an output takes unchanged from its base checkpoint,
+    weights aside."""
     names = snapshot.files.keys() - {CONFIG, *snapshot.weight_files}
     return {name: digests.of(snapshot.path(name)) for name in sorted(names)}
 
 
 def to_json(record: Record) -> dict[str, Json]:
-    """Return the record as one JSON object, in a fixed order."""
+    """Return the content of ropext.json as one JSON object, in a fixed order."""
     weights = {name: asdict(record.weights[name]) for name in sorted(record.weights)}
     out: dict[str, Json] = {"schema": SCHEMA} | vars(record)
     out |= {
@@ -231,6 +234,8 @@ def to_json(record: Record) -> dict[str, Json]:
 
 
 def _site_to_json(site: SiteRecord) -> dict[str, Json]:
+    """Return a rotary site as ropext.json stores it, with its spectra before and after the
+    extension."""
     return {
         "label": site.label,
         "dim": site.dim,
@@ -243,10 +248,12 @@ def _site_to_json(site: SiteRecord) -> dict[str, Json]:
 
 
 def _edits_to_json(edits: Iterable[Edit]) -> list[dict[str, Json]]:
+    """Return the edits of a checkpoint's files as ropext.json lists them."""
     return [{"file": edit.file} | edit.to_json() for edit in edits]
 
 
 def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Json]:
+    """Return a spectrum as ropext.json stores it, with its digest and its attention factor."""
     out: dict[str, Json] = {
         "digest": spectrum.digest(),
         "attention_factor": spectrum.attention_factor,
@@ -267,21 +274,21 @@ def write(record: Record, directory: Path, known: Mapping[str, str] = {}) -> Non
 
 
 def rewrite(record: Record, directory: Path) -> None:
-    """Replace the record of a directory; its list of files stays the same."""
+    """Replace the ropext.json of a directory; its list of files stays the same."""
     files = {guard.FILES: read_object(directory / NAME)[guard.FILES]}
     replace_file(directory / NAME, dump(to_json(record) | files))
 
 
 def relist(directory: Path, name: str) -> None:
-    """Update the record's entry of a file that ropext wrote after the record."""
+    """Update the entry in ropext.json of a file that ropext wrote after the record."""
     content = read_object(directory / NAME)
     content[guard.FILES][name] = guard.state(directory / name)
     replace_file(directory / NAME, dump(content))
 
 
 def replace_listed(directory: Path, name: str, content: bytes) -> None:
-    """Replace the content of a file in one step. If the file was as the record lists it, update
-    that entry; a file that the user edited stays the user's."""
+    """Replace the content of an output's file in one step. If the file was as ropext.json lists it,
+    update that entry; a file that the user edited stays the user's."""
     listed = (guard.files_in(directory) or {}).get(name)
     is_ours = guard.is_in_state(directory / name, listed)
     replace_file(directory / name, content)
@@ -290,8 +297,8 @@ def replace_listed(directory: Path, name: str, content: bytes) -> None:
 
 
 def lineage(record: Record) -> list[JsonObject]:
-    """Return the recorded extensions that led to a checkpoint, each with the keys of LINK, the
-    newest first."""
+    """Return the extensions that ropext.json records for a checkpoint, each with the keys of LINK,
+    the newest first."""
     newest: dict[str, Json] = {name: getattr(record, name) for name in LINK}
     newest["edits"] = _edits_to_json(record.edits)
     links: list[JsonObject] = [newest]
@@ -301,7 +308,7 @@ def lineage(record: Record) -> list[JsonObject]:
 
 
 def history(record: Record) -> str:
-    """Return the recorded extensions in words, the oldest first."""
+    """Return in words the extensions that ropext.json records, the oldest first."""
     steps = list[str]()
     for link in reversed(lineage(record)):
         method = named(link["method"])  # a record is untrusted and may hold any text
@@ -310,12 +317,12 @@ def history(record: Record) -> str:
 
 
 def edits_of(link: JsonObject) -> tuple[Edit, ...]:
-    """Return the edits that a record, a link of its lineage or the JSON of a plan lists."""
+    """Return the edits that a ropext.json, a link of its lineage or the JSON of a plan lists."""
     return tuple(Edit.from_json(entry) for entry in link["edits"])
 
 
 def undone(config: JsonObject, edits: Iterable[Edit]) -> dict[str, Json]:
-    """Return the config as it was before its recorded edits."""
+    """Return a config.json as it was before the edits that its ropext.json records."""
     out = copy.deepcopy(dict(config))
     for edit in edits:
         if edit.file != CONFIG:
@@ -335,8 +342,8 @@ def undone(config: JsonObject, edits: Iterable[Edit]) -> dict[str, Json]:
 
 
 def with_training(record: Record) -> dict[str, Json]:
-    """Return the sections of a record, with one about the training documents. If their hashes are
-    missing, that section lists the trainings without hashes."""
+    """Return the later sections of a ropext.json, with one about the training documents. If their
+    hashes are missing, that section lists the trainings without hashes."""
     more = dict(record.more)
     if TRAINED_ON not in more and (done := [name for name in TRAININGS if more.get(name)]):
         more[TRAINED_ON] = {"not_recorded": done}
@@ -344,20 +351,22 @@ def with_training(record: Record) -> dict[str, Json]:
 
 
 def read_record(directory: Path) -> Record | None:
-    """Return the record in a directory, or None if it has none. Raise if a spectrum does not have
-    the digest stored with it."""
+    """Return the content of ropext.json in a directory, or None if it has none. Raise if a spectrum
+    does not have the digest stored with it."""
     path = directory / NAME
     return _record(read_object(path), str(path)) if os.path.lexists(path) else None
 
 
 def record_in(snapshot: Snapshot) -> Record | None:
-    """Return the record of a checkpoint: next to its config, or inside a GGUF file."""
+    """Return the ropext.json of a checkpoint: next to its config, or inside a GGUF file."""
     if snapshot.kept_record is not None:
         return _record(dict(snapshot.kept_record), f"the record in {snapshot.name}")
     return read_record(snapshot.directory)
 
 
 def _record(content: dict[str, Json], path: str) -> Record:
+    """Return the record in the parsed JSON of a ropext.json. Raise InputError if it is damaged or
+    has another schema."""
     schema = content.pop("schema", None)
     if schema != SCHEMA:
         raise InputError(
@@ -393,7 +402,7 @@ def _record(content: dict[str, Json], path: str) -> Record:
 
 
 def _damage(error: ValidationError) -> str:
-    """Return the sentence about the first invalid value, with its key."""
+    """Return the sentence about the first invalid value of a ropext.json, with its key."""
     first = error.errors(include_url=False)[0]
     keys = [str(part) for part in first["loc"] if type(part) is str and part != "[key]"]
     key = ".".join(keys) if keys[0] == "base" else keys[-1]
@@ -442,8 +451,8 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
 
 
 def scaling_in_words(model: Model) -> str:
-    """Return by how much the config of a directory without a record scales it. Return "" if it does
-    not, or if the config omits the original length."""
+    """Return by how much the config.json of a directory without a ropext.json scales it. Return ""
+    if it does not, or if the config omits the original length."""
     original = model.scaled_sites[0].rope.original_context
     if model.asks_original or original >= model.context:
         return ""
@@ -451,8 +460,8 @@ def scaling_in_words(model: Model) -> str:
 
 
 def record_of_config(snapshot: Snapshot) -> Record | None:
-    """Build a record from the scaling that a config states, for a directory of another program.
-    Return None if `scaling_in_words` returns ""."""
+    """Build the record of ropext.json from the scaling that a config.json states, for a directory
+    of another program. Return None if `scaling_in_words` returns ""."""
     config = snapshot.config
     model = families.read(config)
     if not scaling_in_words(model):

@@ -71,8 +71,8 @@ _PLACE = re.compile(r"(?<![\w:/.~<\\-])(?:~|[A-Za-z]:)?(?:[\\/][^\s\"'\\/,;:=]+)
 
 
 def _without_places(value: Json, inside: bool) -> Json:
-    """Return JSON in which only the last part of each path of this machine is left; `inside` also
-    cuts paths within longer texts."""
+    """Return JSON for the hub in which only the last part of each path of this machine is left;
+    `inside` also cuts paths within longer texts."""
     if isinstance(value, dict):
         return {key: _without_places(item, inside) for key, item in value.items()}
     if isinstance(value, list):
@@ -94,7 +94,8 @@ class Head:
     base_model: str | None = None
 
     def put_into(self, text: str, repository: str) -> "ModelCard":
-        """Return the card to upload."""
+        """Return the model card to upload to the hub. Raise InputError if its front matter cannot
+        be read."""
         import yaml  # late: only a push needs it
         from huggingface_hub import ModelCard
 
@@ -141,7 +142,7 @@ class Destination:
 
 
 def check_name(repository: str, option: str = "push") -> None:
-    """Raise UsageError if a text cannot be a repository ORG/NAME."""
+    """Raise UsageError if a text cannot be the name ORG/NAME of a repository on the hub."""
     if not REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UsageError(
             f"{option} wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"
@@ -149,8 +150,8 @@ def check_name(repository: str, option: str = "push") -> None:
 
 
 def ready(repository: str, option: str = "push") -> str:
-    """Return the token, before ropext computes anything. If something is missing, raise UsageError
-    and name the option that needs it."""
+    """Return the hub's token, before ropext computes anything. If something is missing, raise
+    UsageError and name the option that needs it."""
     from huggingface_hub import constants, get_token
 
     check_name(repository, option)
@@ -178,7 +179,8 @@ def files_of(snapshot: Snapshot) -> dict[str, Path]:
 
 
 def _public(name: str, path: Path) -> Path | bytes:
-    """Return a file as it is uploaded: JSON that may hold paths loses this machine's folders."""
+    """Return a checkpoint's file as `push` uploads it: JSON that may hold paths loses this
+    machine's folders."""
     ours = name.partition("/")[0] in (provenance.NAME, *RECORD_FOLDERS)
     if not name.endswith("config.json") and not (ours and name.endswith(".json")):
         return path
@@ -196,7 +198,8 @@ def push(
     bars: bool = False,
     hooks: Hooks = SILENT,
 ) -> Pushed:
-    """Upload a finished output of ropext, and save the uploaded card in the directory too.
+    """Upload a finished output of ropext to the hub, and save the uploaded card in the directory
+    too.
 
     `hooks.stop` is called between files; with `bars`, huggingface_hub shows its own progress bars.
     """
@@ -253,7 +256,7 @@ def push(
 
 
 def _repository(api: "HfApi", repository: str, private: bool) -> "ModelInfo":
-    """Return the state of the repository; create it if it does not exist."""
+    """Return the state of the repository on the hub; create it if it does not exist."""
     from huggingface_hub import errors
 
     try:
@@ -272,7 +275,7 @@ def _repository(api: "HfApi", repository: str, private: bool) -> "ModelInfo":
 def _stale(
     api: "HfApi", repository: str, before: "ModelInfo", contents: Contents, force: bool
 ) -> list[str]:
-    """Return the files of the repository that this commit removes. Without `force`, raise
+    """Return the files of the hub's repository that this commit removes. Without `force`, raise
     UsageError if it has other content."""
     there = {file.rfilename for file in before.siblings or ()} - KEPT_THERE
     if not there or _same_record(api, repository, before, contents):
@@ -287,7 +290,7 @@ def _stale(
 
 
 def _same_record(api: "HfApi", repository: str, before: "ModelInfo", contents: Contents) -> bool:
-    """Return True if the repository has this very ropext.json, by its git hash."""
+    """Return True if the repository on the hub has this very ropext.json, by its git hash."""
     content = contents[provenance.NAME]
     content = content if isinstance(content, bytes) else content.read_bytes()
     digest = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -303,7 +306,8 @@ def _commit(
     stale: Sequence[str],
     stop: Callable[[], bool],
 ) -> str:
-    """Commit the files and the new card on top of the state that was read, and return the commit.
+    """Commit the files and the new card to the hub on top of the state that was read, and return
+    the commit.
 
     If nothing changed, the hub makes no commit. An interrupt is raised only between files: inside
     the library it can leave the sending threads waiting for one another for ever.
@@ -324,14 +328,15 @@ def _commit(
 
 
 def _without_files(record: Path | bytes) -> bytes:
-    """Return the record without its list of local files, because the card in that list changes."""
+    """Return ropext.json for the hub without its list of files, because the card in it changes."""
     content = record if isinstance(record, bytes) else read_bytes(record, CONFIG_LIMIT)
     value = parse_object(content, provenance.NAME)
     return dump({key: item for key, item in value.items() if key != guard.FILES})
 
 
 def _keep_card(directory: Path, text: str) -> list[str]:
-    """Write the uploaded card into the directory. Return a note if that fails."""
+    """Write the card that was uploaded to the hub into the directory. Return a note if that
+    fails."""
     path = directory / card.README
     files = guard.files_in(directory) or {}
     listed = guard.is_in_state(path, files.get(card.README))
@@ -373,7 +378,7 @@ def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
 
 @contextmanager
 def _sentences(repository: str) -> Iterator[None]:
-    """Turn each error of an upload into one sentence."""
+    """Turn each error of an upload to the hub into one sentence."""
     owner = repository.partition("/")[0]
     left = f"{repository} is unchanged; the same command does not upload again what is there"
     errors = hub_errors(PUSHING, repository=repository, owner=owner)
@@ -383,7 +388,7 @@ def _sentences(repository: str) -> Iterator[None]:
 
 @contextmanager
 def _card_errors() -> Iterator[None]:
-    """Pass on the hub's complaint about the card. It is the only text of the hub that ropext
+    """Pass on the hub's complaint about the model card. It is the only text of the hub that ropext
     quotes, because it names the key."""
     try:
         yield

@@ -96,13 +96,14 @@ class State(NamedTuple):
     names: int
 
     def is_link_of(self, before: "State | None") -> bool:
-        """Return whether the same file only got or lost a hard link since: `extend --link hard`
-        makes one, and the kernel then notes a change, too."""
+        """Return True if a checkpoint's file only got or lost a hard link since. `extend --link
+        hard` makes one, and the kernel then notes a change, too."""
         return before is not None and self[:4] == before[:4] and self.names != before.names
 
 
 def state_of(status: os.stat_result) -> State:
-    """Return the state of a file."""
+    """Return the state of a checkpoint's file. It shows whether somebody writes or replaces it
+    later."""
     return State(
         device=status.st_dev,
         inode=status.st_ino,
@@ -125,8 +126,8 @@ class Inventory:
 
 
 def reason_to_leave(name: str) -> str | None:
-    """Return why a file of this relative name stays behind, or None if an extension copies or links
-    it."""
+    """Return why a checkpoint's file of this relative name stays behind, or None if an extension
+    copies or links it."""
     *folders, leaf = name.split("/")
     for folder in folders:
         if reason := _folder_reason(folder):
@@ -150,6 +151,8 @@ def reason_to_leave(name: str) -> str | None:
 
 
 def _folder_reason(folder: str) -> str | None:
+    """Return why an extension leaves a checkpoint's folder behind by its name, or None if it need
+    not."""
     if folder.startswith("."):
         return "hidden"
     if re.fullmatch(r"(checkpoint|global_step)[-_]?[0-9]+", folder):
@@ -158,7 +161,8 @@ def _folder_reason(folder: str) -> str | None:
 
 
 def take_inventory(directory: Path) -> Inventory:
-    """List a checkpoint's directory without opening a file. Raise if a link leads out of it."""
+    """List a checkpoint's directory without opening a file of it. Raise if a link leads out of
+    it."""
     inventory = Inventory()
     for name, entry in _walk(directory, "", 0, inventory):
         try:
@@ -188,6 +192,8 @@ def take_inventory(directory: Path) -> Inventory:
 def _walk(
     directory: Path, prefix: str, depth: int, into: Inventory
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield (relative name, entry) for each file of a checkpoint's directory, and note the folders
+    that stay behind."""
     with os.scandir(directory) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
@@ -251,20 +257,21 @@ class Snapshot:
 
     @property
     def weight_files(self) -> tuple[str, ...]:
-        """Safetensors files next to the config, in order of their names."""
+        """Return the names of the safetensors files next to config.json, in their order."""
         return tuple(
             name for name in self.files if "/" not in name and name.endswith(".safetensors")
         )
 
     @property
     def unloaded(self) -> list[str]:
-        """The weight files next to the config that transformers does not load."""
+        """Return the safetensors files next to config.json that transformers does not load."""
         loaded = set((self.index or {}).values()) or {SINGLE}
         return [name for name in self.weight_files if name not in loaded]
 
     @property
     def quantisation(self) -> str | None:
-        """The quantiser that packed the weights ("awq", "gptq", "fp8", "mxfp4" ...), or None."""
+        """Return the quantiser that packed the checkpoint's weights ("awq", "gptq", "fp8", "mxfp4"
+        ...), or None."""
         for config in (self.config, self.config.get("text_config")):
             method = config.get("quantization_config") if isinstance(config, dict) else None
             if isinstance(method, dict):
@@ -273,12 +280,13 @@ class Snapshot:
 
     @property
     def kind(self) -> str:
-        """The kind of the model's source, in words."""
+        """Return the kind of the model's source on the disk, in words."""
         return "a directory"
 
     @property
     def weight_bytes(self) -> int | None:
-        """The bytes of all tensors; None if neither the tensors nor their index is here."""
+        """Return the bytes of the checkpoint's tensors; None if neither the tensors nor their index
+        is here."""
         shards = set((self.index or {}).values())
         here = self.weight_files
         if here and shards <= set(here):
@@ -289,20 +297,21 @@ class Snapshot:
 
     @property
     def short_name(self) -> str:
-        """The name for a card, which shows no place on the user's disk."""
+        """Return the checkpoint's name for a model card, which shows no place on the disk."""
         if self.name in bundled.MODELS:
             return self.name
         return self.hub_id or self.directory.resolve().name
 
     @property
     def is_on_hub(self) -> bool:
-        """True if its name is its id on the hub; otherwise its name is a local path."""
+        """Return True if the checkpoint's name is its id on the hub; otherwise it is a local
+        path."""
         return self.hub_id == self.name
 
     @property
     def place(self) -> str:
-        """The path or hub id by which another program finds it: only ropext knows the names of
-        bundled models."""
+        """Return the path or hub id by which another program finds the checkpoint: only ropext
+        knows the names of bundled models."""
         return str(self.directory) if self.name in bundled.MODELS else self.name
 
     def path(self, name: str) -> Path:
@@ -310,30 +319,31 @@ class Snapshot:
         return self.directory / name
 
     def remarks(self) -> tuple[str, ...]:
-        """Return warnings for a plan that follow from the files."""
+        """Return warnings for a plan that follow from the checkpoint's files."""
         return ()
 
     def interpret(self) -> tuple[Model, list[Problem]]:
-        """Return the model as stock transformers 5 reads it, and the spellings in its config that
-        contradict that."""
+        """Return the checkpoint's model as stock transformers 5 reads it, and the spellings in its
+        config that contradict that."""
         return families.interpret(self.config, source=self.config_name)
 
     def read(self, context: int | None = None, original: int | None = None) -> Model:
-        """Return the model, whose spellings have to agree. `context` replaces a trained length that
-        the config misstates. `original` is the length before its scaling, if the config does not
-        state it."""
+        """Return the checkpoint's model, whose spellings have to agree. `context` replaces a
+        trained length that the config misstates. `original` is the length before its scaling, if
+        the config does not state it."""
         model, conflicts = families.interpret(self.config, context, original, self.config_name)
         if conflicts:
             raise InputError(conflicts[0].sentence)
         return model
 
     def as_read(self) -> Model:
-        """Return the model as stock transformers 5 reads it, even if other loaders read it
-        differently."""
+        """Return the checkpoint's model as stock transformers 5 reads it, even if other loaders
+        read it differently."""
         return self.interpret()[0]
 
     def require_weights(self) -> None:
-        """Raise unless every file to be copied is readable and every shard of the index exists."""
+        """Raise unless every file of the checkpoint that is copied is readable and every shard of
+        its index exists."""
         for name, reason in self.refused.items():
             raise InputError(f"{name} in {self.name} cannot be carried over: {reason}")
         shards = set((self.index or {}).values())
@@ -348,8 +358,8 @@ class Snapshot:
             raise no_weights_error(self.name, self.left)
 
     def misplaced(self) -> Iterator[str]:
-        """Yield a sentence for each tensor that is in two shards, or not in the shard that the
-        index names."""
+        """Yield a sentence for each tensor that is in two safetensors shards, or not in the shard
+        that the index names."""
         places = dict[str, str]()
         for shard in sorted(set((self.index or {}).values())):
             for name in read_header(self.path(shard)).tensors:
@@ -367,7 +377,7 @@ class Snapshot:
         )
 
     def stands_for(self, directory: "Snapshot") -> "Snapshot":
-        """Return the snapshot of a directory made of this model, under this model's name."""
+        """Return the snapshot of a directory made of this checkpoint, under this model's name."""
         return replace(
             directory,
             name=self.name,
@@ -378,7 +388,7 @@ class Snapshot:
 
 
 def _stated_bytes(path: Path) -> int | None:
-    """Return the size of all tensors that the index of the shards states, or None."""
+    """Return the size of all tensors that model.safetensors.index.json states, or None."""
     index = parse_object(read_bytes(path, INDEX_LIMIT), str(path), containers=INDEX_CONTAINERS)
     about = index.get("metadata")
     stated = None
@@ -446,7 +456,7 @@ def with_weights(snapshot: Snapshot) -> Snapshot:
 def _leave_other_sets(
     directory: Path, inventory: Inventory, index: dict[str, str] | None
 ) -> dict[str, str] | None:
-    """Leave weight files behind that repeat tensors of the files that stock loads. Return the
+    """Leave safetensors files behind that repeat tensors of the files that stock loads. Return the
     index, or None if stock does not load it.
 
     Stock prefers the single file to an index and its shards.
@@ -474,8 +484,8 @@ def _leave_other_sets(
 
 
 def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None, str | None]:
-    """Return (directory, hub id, commit). A directory of that name takes precedence over a hub
-    id."""
+    """Return (directory, hub id, commit) of a checkpoint. A directory of that name takes precedence
+    over a hub id."""
     if not model or "\0" in model:
         reason = "not a name" if model else "empty"
         raise InputError(f"MODEL is {reason}; name a local directory or a hub id")
@@ -511,6 +521,8 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
 
 
 def _a_file(path: Path) -> str:
+    """Return the message for a MODEL that is a file, a GGUF or another, and not a checkpoint's
+    directory."""
     if bundled.find_gguf(str(path)) is not None:
         return (
             f"{path} is a GGUF file, which inspect, plan, extend, verify, eval and fit read; "
@@ -520,6 +532,8 @@ def _a_file(path: Path) -> str:
 
 
 def _missing(path: Path) -> str:
+    """Return the message for a checkpoint's path that does not exist. It names the old copy that an
+    interrupted --force left, if there is one."""
     for old in path.parent.glob(f".{glob.escape(path.name)}.ropext-*/old"):
         return (
             f"{path} is missing, but {old} is there: an interrupted --force left it; run that "
@@ -529,6 +543,8 @@ def _missing(path: Path) -> str:
 
 
 def _config(directory: Path, model: str) -> dict[str, Json]:
+    """Return the content of a checkpoint's config.json. Raise InputError if it is missing, next to
+    an adapter, or loads foreign code or files."""
     path = directory / "config.json"
     if not os.path.lexists(path):
         raise InputError(no_config_message(model, os.listdir(directory)))
@@ -545,7 +561,8 @@ def _config(directory: Path, model: str) -> dict[str, Json]:
 
 
 def no_config_message(model: str, names: Iterable[str]) -> str:
-    """Return the message for a directory or repository without config.json, by its other files."""
+    """Return the message for a directory or hub repository without config.json, by its other
+    files."""
     names = set(names)
     if ADAPTER_CONFIG in names:
         return (
@@ -558,6 +575,8 @@ def no_config_message(model: str, names: Iterable[str]) -> str:
 
 
 def _index(path: Path) -> dict[str, str] | None:
+    """Return the shard of each tensor by model.safetensors.index.json, or None if a checkpoint has
+    no such file."""
     if not os.path.lexists(path):
         return None
     data = read_bytes(path, INDEX_LIMIT)

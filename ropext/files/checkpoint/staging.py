@@ -48,13 +48,13 @@ class Staged:
     digests: dict[str, str] = field(default_factory=dict)
 
     def write_beside(self, name: str, text: str) -> None:
-        """Write a signed text that will be next to an output of one file, and get its name last."""
+        """Write a signed text that gets its name next to an output of one file, and after it."""
         folder = self.directory.parent / BESIDE
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(text.encode())
 
     def names(self) -> tuple[str, ...]:
-        """Return the files of the output, then the files that will be next to it."""
+        """Return the files of the staged output, then the files that will be next to it."""
         names = list[str]()
         for folder in (self.directory, self.directory.parent / BESIDE):
             for path in sorted(folder.rglob("*")):
@@ -74,13 +74,14 @@ class Output:
     written: guard.Written = guard.recorded  # returns the files of a directory that ropext wrote
 
     def part_named(self, work: Path) -> Path:
-        """Return the path in a work folder that gets the name of the output."""
+        """Return the path in an output's work folder that gets the name of the output."""
         if self.is_file:
             return work / NEW / self.path.name
         return work / NEW
 
     def check_taken(self, at: Path) -> None:
-        """Raise if the old output, moved to `at`, holds a file that ropext did not write."""
+        """Raise if the old output, moved to `at` in the work folder, holds a file that ropext did
+        not write."""
         guard.check_replaceable(
             self.path, force=True, file=self.is_file, written=self.written, at=at
         )
@@ -100,7 +101,7 @@ def check_output(output: Output) -> None:
 
 
 def real_place(output: Path) -> Path:
-    """Return the path of an output, with the links above it followed."""
+    """Return the path of an output directory or file, with the links above it followed."""
     return Path(os.path.realpath(output.parent)) / output.name
 
 
@@ -126,7 +127,7 @@ def check_place(output: Path) -> None:
 
 
 def existing_parent(output: Path) -> Path:
-    """Return the innermost existing directory above an output."""
+    """Return the innermost existing directory above an output checkpoint or file."""
     place = Path(os.path.realpath(output.parent))
     while not os.path.lexists(place):
         place = place.parent
@@ -134,7 +135,7 @@ def existing_parent(output: Path) -> Path:
 
 
 def check_space(output: Path, needed: int) -> None:
-    """Raise unless the output's disk has `needed` bytes free."""
+    """Raise unless the disk of an output checkpoint or file has `needed` bytes free."""
     place = existing_parent(output)
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -145,7 +146,7 @@ def check_space(output: Path, needed: int) -> None:
 
 
 def settle_output(output: Output) -> None:
-    """Check the output as `check_output` does, and clear the remains of a killed run."""
+    """Check the output of a write as `check_output` does, and clear the remains of a killed run."""
     try:
         check_output(output)
     except OutputExists:
@@ -157,8 +158,8 @@ def settle_output(output: Output) -> None:
 
 @contextmanager
 def staged(output: Output) -> Iterator[Staged]:
-    """Yield a directory to write into. It becomes the output if the block ends without an error; if
-    the output is one file, the file of that name in it does.
+    """Yield a staged directory to write a checkpoint or a GGUF file into. It becomes the output if
+    the block ends without an error; if the output is one file, the file of that name in it does.
 
     After an error or an interrupt, nothing is left behind.
     """
@@ -199,8 +200,8 @@ def staged(output: Output) -> Iterator[Staged]:
 
 
 def remove_output(path: Path) -> None:
-    """Delete a step's output, also if a user edited a file of it; the step makes it again. Raise
-    OutputExists if it holds a file that ropext did not write."""
+    """Delete a written output directory, also if a user edited a file of it; the step makes it
+    again. Raise OutputExists if it holds a file that ropext did not write."""
     if path.exists():
         output = Output(path, force=True, written=guard.files_in)
         check_output(output)
@@ -217,7 +218,8 @@ def remove_output(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a directory tree, or any other file of that name, without following links."""
+    """Delete a part of an output's work folder, a directory tree or another file, without following
+    links."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
@@ -225,7 +227,7 @@ def _remove(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of one file of a finished directory in one step; owner and mode stay.
+    """Replace the content of one file of a finished output in one step; owner and mode stay.
 
     If the file is a link or one of several hard links, the other names keep the old content.
     """
@@ -235,7 +237,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def recover(output: Path, *, refused: bool = False) -> None:
-    """Finish or undo the work of a killed run of the same output. If the output is `refused`,
+    """Finish or undo the work of a killed write of the same output. If the output is `refused`,
     delete only folders that hold no old copy."""
     check_place(output)
     real = real_place(output)
@@ -247,6 +249,9 @@ def recover(output: Path, *, refused: bool = False) -> None:
 
 
 def _recover(real: Path, output: Path, refused: bool = False) -> None:
+    """Name the files next to an output, or restore its old copy, after a killed write; delete its
+    work folders. With `refused`, keep a folder that holds an old copy. Raise OutputExists if
+    something else has the name of an old copy."""
     with os_errors(output):
         for work in guard.works(real):
             if (work / NEW).is_dir() and not os.listdir(work / NEW):  # the one file has its name
@@ -268,7 +273,7 @@ def _recover(real: Path, output: Path, refused: bool = False) -> None:
 
 
 def _discard(work: Path) -> None:
-    """Delete a work folder; its mark goes last."""
+    """Delete an output's work folder, `.OUT.ropext-TOKEN`; its mark goes last."""
     with suppress(OSError):
         if os.path.lexists(work / OLD):
             move(os.rename, work / OLD, work / DELETED)
@@ -280,7 +285,8 @@ def _discard(work: Path) -> None:
 
 
 def _commit(work: Path, output: Output) -> None:
-    """Rename the finished output to its name; with `force`, in steps that `recover` can undo."""
+    """Rename the finished output from its work folder to its name; with `force`, in steps that
+    `recover` can undo."""
     real = work.parent / output.path.name
     try:
         if output.force and os.path.lexists(real):
@@ -300,7 +306,8 @@ def _commit(work: Path, output: Output) -> None:
 
 
 def _bring_back(work: Path, real: Path) -> None:
-    """Rename the old output to its name again, or to OUT.old if somebody has taken the name."""
+    """Rename the old output from the work folder to its name again, or to OUT.old if somebody has
+    taken the name."""
     if not os.path.lexists(work / OLD):
         return
     if os.path.lexists(real):
@@ -310,7 +317,7 @@ def _bring_back(work: Path, real: Path) -> None:
 
 
 def _set_aside(work: Path, part: str, real: Path) -> Path:
-    """Keep a part of the work folder next to the output, under a free name: OUT.new or OUT.old.
+    """Keep a part of an output's work folder next to it, under a free name: OUT.new or OUT.old.
     Return that path."""
     if part == NEW and (work / BESIDE).is_dir():
         for path in (work / BESIDE).iterdir():
@@ -326,8 +333,8 @@ def _set_aside(work: Path, part: str, real: Path) -> Path:
 
 
 def _name_beside(work: Path, real: Path) -> list[str]:
-    """Rename the files that belong next to an output, and return notes. A file that ropext did not
-    write is not overwritten; a note names it."""
+    """Rename the files that belong next to a written output, and return notes. A file that ropext
+    did not write is not overwritten; a note names it."""
     if not (work / BESIDE).is_dir():
         return []
     notes = []
@@ -343,7 +350,8 @@ def _name_beside(work: Path, real: Path) -> list[str]:
 
 
 def finish_tree(directory: Path) -> None:
-    """Flush everything in a directory with `sync`, files first; links are not followed.
+    """Flush everything in a written output directory with `sync`, files first; links are not
+    followed.
 
     safetensors writes files that only their owner can read. So each file gets the mode that a plain
     `open` gives, except a hard link, which shares its mode with the base.

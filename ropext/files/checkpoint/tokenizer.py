@@ -37,8 +37,8 @@ _OPENING = re.compile(rb"\s*+\{\s*+(?P<end>\})?+")
 
 @cache
 def _member() -> re.Pattern[bytes]:
-    """Return the expression of one member of an object and the mark that ends it. Each part is
-    optional: if the text is no JSON, the match ends at the first wrong byte."""
+    """Return the expression of one member of tokenizer.json's top level and the mark that ends it.
+    Each part is optional: if the text is no JSON, the match ends at the first wrong byte."""
     inside = b""  # the content of an object or array: others, nested to the limit
     for _ in range(DEPTH_LIMIT):
         inside = rb"(?:[{\[]" + _PLAIN + inside + rb"[}\]]" + _PLAIN + rb")*+"
@@ -90,7 +90,7 @@ def length_edits(
 
 
 def _reaches(truncation: dict[str, Json], target: int) -> bool:
-    """Return True if a stored truncation cuts no text within the target length."""
+    """Return True if the truncation of a tokenizer.json cuts no text within the target length."""
     longest = truncation.get("max_length")
     return type(longest) is int and longest >= target
 
@@ -129,6 +129,8 @@ def find_truncation(path: Path) -> Span | None:
 
 
 def _span(member: re.Match[bytes], path: Path) -> Span:
+    """Return the bytes of tokenizer.json that hold its truncation, and their content. Raise
+    InputError if they are too many."""
     value = member["value"]
     if len(value) > VALUE_LIMIT:
         raise InputError(f"{path}: its truncation has {len(value):,} bytes")
@@ -137,7 +139,7 @@ def _span(member: re.Match[bytes], path: Path) -> Span:
 
 
 def _no_member(member: re.Match[bytes], path: Path) -> InputError:
-    """Return the error for a member that ends too early."""
+    """Return the error for a member of tokenizer.json that ends too early."""
     at = member.end()
     following = member.string[at : at + 1]
     if following in (b"", b'"'):
@@ -148,6 +150,7 @@ def _no_member(member: re.Match[bytes], path: Path) -> InputError:
 
 
 def _cut(path: Path) -> str:
+    """Return the message for a tokenizer.json that ends inside a value."""
     return f"{path} is cut short: the JSON ends inside a value"
 
 

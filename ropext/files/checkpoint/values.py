@@ -15,7 +15,7 @@ DECODED = (*FLOATS, "BF16")
 
 
 def read_tensor(path: Path, name: str) -> tuple[bytes, Tensor]:
-    """Return the bytes of one tensor, and its entry in the header."""
+    """Return the bytes of one tensor of a safetensors file, and its entry in the header."""
     header = read_header(path)
     start, end = header.part(name)
     with open(header.path, "rb") as file:
@@ -24,7 +24,7 @@ def read_tensor(path: Path, name: str) -> tuple[bytes, Tensor]:
 
 
 def decoded(data: bytes, dtype: str) -> "Rows":
-    """Return the numbers in a tensor's bytes."""
+    """Return the numbers in the bytes of a safetensors tensor, as float64."""
     import numpy as np
 
     if dtype == "BF16":  # the upper half of a float32
@@ -33,7 +33,7 @@ def decoded(data: bytes, dtype: str) -> "Rows":
 
 
 def encoded(values: "Rows", dtype: str) -> bytes:
-    """Return numbers as bytes, rounded to the nearest and half to even."""
+    """Return numbers as the bytes of a safetensors tensor, rounded to the nearest, half to even."""
     if dtype != "BF16":
         return values.astype(FLOATS[dtype]).tobytes()
     bits = values.astype("<f4").view("<u4")

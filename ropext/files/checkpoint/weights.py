@@ -22,7 +22,7 @@ CHUNK = 4 << 20  # bytes per read, from each of two compared files
 
 
 def content_digest(path: Path, show: Show = no_progress) -> str:
-    """Return the SHA-256 of the whole file, read in chunks."""
+    """Return the SHA-256 of a whole file of a checkpoint, read in chunks."""
     digest = hashlib.sha256()
     with open(open_regular(path), "rb") as file:
         for chunk in chunks(file, f"hashing {path.name}", show):
@@ -33,7 +33,7 @@ def content_digest(path: Path, show: Show = no_progress) -> str:
 def chunks(
     file: BinaryIO, what: str, show: Show = no_progress, part: tuple[int, int] | None = None
 ) -> Iterator[bytes]:
-    """Yield the bytes of a file or of a part of it, CHUNK bytes at a time, and show the
+    """Yield the bytes of a weight file or of a part of it, CHUNK bytes at a time, and show the
     progress."""
     done, end = part or (0, os.fstat(file.fileno()).st_size)
     file.seek(done)
@@ -47,7 +47,8 @@ def chunks(
 
 
 def blob_digest(path: Path) -> str | None:
-    """Return the SHA-256 that names a large file in the hub's cache, or None for any other file."""
+    """Return the SHA-256 that names a weight file in the hub's cache, or None for any other
+    file."""
     real = Path(os.path.realpath(path))
     if real.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", real.name):
         return real.name
@@ -55,8 +56,8 @@ def blob_digest(path: Path) -> str | None:
 
 
 def known_digest(path: Path) -> str | None:
-    """Return the SHA-256 of a file if it is known without reading the file, else None. Its name in
-    the hub's cache tells it, or the record of the output of ropext that holds the file."""
+    """Return the SHA-256 of a weight file if it is known without reading the file, else None. Its
+    name in the hub's cache tells it, or the record of the output of ropext that holds the file."""
     return blob_digest(path) or guard.listed_digest(path)
 
 
@@ -74,8 +75,8 @@ class WeightFile:
 
 
 def identify_weights(path: Path, *, content: bool = False, show: Show = no_progress) -> WeightFile:
-    """Return the identity of one weight file. Its content is hashed only with `content`; otherwise
-    the SHA-256 comes from its name in the hub's cache, if it has one."""
+    """Return the identity of one safetensors file. Its content is hashed only with `content`;
+    otherwise the SHA-256 comes from its name in the hub's cache, if it has one."""
     header = read_header(path)
     header.tensors  # noqa: B018 - raises if the file is cut short or its table damaged
     sha256 = content_digest(path, show) if content else blob_digest(path)
@@ -99,7 +100,8 @@ def compare_weights(
     deep: bool = False,
     show: Show = no_progress,
 ) -> tuple[Finding, ...]:
-    """Compare every weight file with the base's own, or with its entry in a record.
+    """Compare every weight file of a checkpoint with the base's own, or with its entry in
+    ropext.json.
 
     The comparison is by size and header; with `deep`, by every byte. Against a record, `deep` uses
     the recorded SHA-256, or the SHA-256 that names the file in the hub's cache. If there is
@@ -118,7 +120,7 @@ def compare_weights(
 
 
 def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Finding:
-    """Compare one file with the base's own file or its record."""
+    """Compare one safetensors file with the base's own file or its entry in ropext.json."""
     name = path.name
     if not path.exists():
         return Finding(name, False, f"{name} is missing")
@@ -156,14 +158,15 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Fin
 
 
 def same_inode(one: Path, two: Path) -> bool:
-    """Return True if two names are one file on the disk (hard links, or a link and its target)."""
+    """Return True if two names of weights are one file on the disk (hard links, or a link and its
+    target)."""
     a = os.stat(one)
     b = os.stat(two)
     return stat.S_ISREG(a.st_mode) and (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
 def first_difference(one: Path, two: Path, show: Show = no_progress) -> int | None:
-    """Return the first byte at which two files of one size differ, or None."""
+    """Return the first byte at which two weight files of one size differ, or None."""
     with open(open_regular(one), "rb") as a, open(open_regular(two), "rb") as b:
         if os.fstat(a.fileno()).st_size != os.fstat(b.fileno()).st_size:
             raise InputError(f"{one} and {two} have different sizes")

@@ -74,17 +74,19 @@ class OutputSource(Protocol):
 
     @property
     def left(self) -> Mapping[str, str]:
-        """The files that are left behind, each with its reason."""
+        """Return the base's files that the output leaves behind, each with its reason."""
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
-        """Raise on every condition that can be checked before a write; return the output to
-        write."""
+        """Raise on every condition that can be checked before an output is written; return the
+        output to write."""
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
-        """Write everything that `prove` checks; return the record with its weights and edits."""
+        """Write all files of the output that `prove` checks; return the record with its weights and
+        edits."""
 
     def prove(self, directory: Path, /) -> JsonObject:
-        """Compare the written files with the plan; raise ProofFailed if they differ."""
+        """Compare the written files of an output with the plan; raise ProofFailed on a
+        difference."""
 
     def finish(
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
@@ -93,8 +95,8 @@ class OutputSource(Protocol):
 
 
 def write(source: OutputSource, output: Path, record: Record, manner: WriteOptions) -> Written:
-    """Write `output` as a whole or not at all. `record` describes the extension; its weights and
-    its proof are added here."""
+    """Write an extended checkpoint or GGUF file as a whole or not at all. `record` describes the
+    extension; its weights and its proof are added here."""
     with staged(source.check(output, manner)) as stage:
         full = source.put(stage, record, output, manner)
         proof: JsonObject | None = None
@@ -122,10 +124,12 @@ class DirectorySource:
 
     @property
     def left(self) -> Mapping[str, str]:
+        """Return the checkpoint's files that an extension leaves behind, each with its reason."""
         return self.snapshot.left
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
-        """Raise if weights are missing or ambiguous, or if the disk has no room for the copies."""
+        """Raise if the checkpoint's weights are missing or ambiguous, or if the disk has no room
+        for the copies."""
         snapshot = self.snapshot
         snapshot.require_weights()
         for sentence in snapshot.misplaced():
@@ -146,7 +150,8 @@ class DirectorySource:
         return Output(output, manner.force, [snapshot.directory])
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
-        """Write the files, and check that the base's weights did not change meanwhile.
+        """Write the files of the extended checkpoint, and check that the base's weights did not
+        change meanwhile.
 
         The base is only read. A linked weight file is read for its header only, or whole with
         `hash_weights`.
@@ -179,7 +184,7 @@ class DirectorySource:
     def finish(
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
     ) -> Record:
-        """Write the card, then the record, which lists all other files."""
+        """Write the model card, then ropext.json, which lists all other files."""
         full = replace(record, proof=proof)
         if self.card is not None:
             note = write_card(stage.directory, self.card(proof), self.snapshot.directory)
@@ -197,7 +202,8 @@ def _carry(
     manner: WriteOptions,
     anew: Sequence[str],
 ) -> dict[str, str]:
-    """Copy or link the base's files. Return the SHA-256 of each file if it is known.
+    """Copy or link the base's files into the staged checkpoint. Return the SHA-256 of each file if
+    it is known.
 
     Only weights are linked: an editor that writes into a linked text file in place would change the
     base too.
@@ -230,7 +236,7 @@ def _carry(
 def write_texts(
     snapshot: Snapshot, directory: Path, config: JsonObject, edits: Iterable[Edit]
 ) -> None:
-    """Write the config and the edited texts next to it, except tokenizer.json."""
+    """Write the new config.json and the edited texts next to it, except tokenizer.json."""
     texts: dict[str, JsonObject] = {"config.json": config}
     for edit in edits:
         if edit.file != TOKENIZER:
@@ -304,8 +310,8 @@ def place(source: Path, target: Path, link: Link, show: Show = no_progress) -> P
 
 
 def copy_file(source: Path, target: Path, show: Show = no_progress) -> str:
-    """Copy a regular file's content and return its SHA-256. The kernel copies if possible, and
-    holes stay holes."""
+    """Copy a checkpoint's file into the output and return its SHA-256. The kernel copies if
+    possible, and holes stay holes."""
     digest = hashlib.sha256()
     descriptor = open_regular(source)
     try:
@@ -335,8 +341,8 @@ class Copying:
     passed: Callable[[bytes], object] | None = None
 
     def part(self, start: int, end: int, shift: int) -> None:
-        """Copy a part of the file to `shift` bytes later, without its holes; compare some pages of
-        the copy."""
+        """Copy a part of the weight file to `shift` bytes later, without its holes; compare some
+        pages of the copy."""
         position = start
         for first, last in data_parts(self.source, start, end):
             done = first
@@ -357,7 +363,8 @@ class Copying:
             self._compare(data, at, shift)
 
     def _piece(self, start: int, length: int, shift: int) -> int:
-        """Copy some bytes, in the kernel if possible. Return their number, which is not 0."""
+        """Copy some bytes of a weight file, in the kernel if possible. Return their number, which
+        is not 0."""
         done = copy_in_kernel(self.source, self.target, start, length, shift)
         if not done:
             data = read_at(self.source, min(length, 1 << 20), start)
@@ -369,7 +376,8 @@ class Copying:
         return done
 
     def _pass(self, position: int, end: int) -> None:
-        """Pass the bytes just copied to `passed`, from the system's cache. A hole gives zeros."""
+        """Pass the bytes of the weight file just copied to `passed`, from the system's cache. A
+        hole gives zeros."""
         while self.passed is not None and position < end:
             data = read_at(self.source, min(PIECE, end - position), position)
             if not data:
@@ -378,7 +386,8 @@ class Copying:
             position += len(data)
 
     def _compare(self, data: bytes, at: int, shift: int) -> None:
-        """Raise ProofFailed if the copy has other bytes; a hole at its end does not exist yet."""
+        """Raise ProofFailed if the copy of a weight file has other bytes; a hole at its end does
+        not exist yet."""
         if read_at(self.target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
             raise ProofFailed(
                 f"verification: the copy of {self.path} differs from byte {at:,} on; check the disk"
@@ -386,6 +395,7 @@ class Copying:
 
 
 def _shrank(path: Path) -> InputError:
+    """Return the error for a checkpoint's file that shrank while it was copied into the output."""
     return InputError(
         f"{path} shrank while it was copied: let whoever writes it finish, then try again"
     )
