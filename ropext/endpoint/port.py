@@ -108,8 +108,8 @@ def error_text(status: int, body: bytes) -> str:
 
 
 def reply_of(answer: JsonObject) -> Reply:
-    """Return the reply in a server's completion, also if parts of it are missing or of another
-    kind."""
+    """Return the reply in a server's answer to a prompt, also if parts of it are missing or of
+    another kind."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return Reply(error="an answer without choices")

@@ -65,7 +65,7 @@ class WantedQuestions:
 
     @property
     def bundled(self) -> list[str]:
-        """Return the wanted tasks that come with ropext, without the user's own."""
+        """Return the bundled tasks that a running server gets, without the user's own."""
         return [task for task in self.tasks if task not in self.own]
 
     def groups(self) -> Iterator[tuple[int, str, int, tuple[float, ...]]]:

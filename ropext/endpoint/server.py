@@ -96,7 +96,7 @@ class Server:
         answer: Future[tuple[int, bytes]] = Future()
 
         def read() -> None:
-            """Read the whole answer in a thread of its own."""
+            """Read the whole answer of the server in a thread of its own."""
             try:
                 answer.set_result(self._read_answer(path, question))
             except Exception as error:
@@ -142,7 +142,7 @@ class Server:
 
 
 def server_at(url: str) -> Server:
-    """Return the server at an address, with or without the trailing /v1."""
+    """Return the client of the server at a URL, with or without the trailing /v1."""
     try:
         parts = urllib.parse.urlsplit(url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -197,13 +197,13 @@ def _model_entry(models: Json, wanted: str | None, url: str) -> Json:
 
 
 def require_server(url: str) -> None:
-    """Raise if no server answers at an address, before anything is opened or loaded."""
+    """Raise if no server answers at a URL, before anything is opened or loaded."""
     hasty = replace(server_at(url), deadline=FIRST_TIMEOUT, patience=0.0)
     served_model(hasty, url)
 
 
 def _context_limit(server: Server, entry: JsonObject) -> Json:
-    """Return how many tokens a model takes, if its server states it."""
+    """Return how many tokens a served model takes, if its server states it."""
     if entry.get("max_model_len"):  # vLLM and SGLang
         return entry["max_model_len"]
     props = server.ask("/props") or {}  # llama-server: the limit of one slot, as a request gets one
@@ -233,7 +233,7 @@ def _loaded_limit(server: Server, name: Json) -> Json:
 
 
 def identity_of(server: Server, model: str) -> dict[str, Json]:
-    """Return the properties of a model that stay the same from one request to the next.
+    """Return the properties of a served model that stay the same from one request to the next.
 
     `created` and `permission` of /v1/models are left out: servers make new ones for each request.
     """

@@ -24,7 +24,8 @@ class FileTokenizer:
     is_fast = True
 
     def __init__(self, file: Path) -> None:
-        """Load tokenizer.json or a GGUF's vocabulary, without its truncation and padding."""
+        """Load tokenizer.json or a GGUF's vocabulary, to encode texts for a running server
+        untruncated and unpadded."""
         coder = _file_tokenizer(file)
         coder.no_truncation()
         coder.no_padding()
@@ -33,7 +34,8 @@ class FileTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """Return the token that the tokenizer puts before a text; None if it puts none."""
+        """Return the token that the tokenizer puts before a text for a server; None if it puts
+        none."""
         alone = self.encode("a", add_special_tokens=False)
         whole = self.encode("a", add_special_tokens=True)
         if whole[:1] == alone[:1]:

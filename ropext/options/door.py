@@ -39,32 +39,32 @@ class Argument:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether an argument of a public function is a text."""
+    """Return whether an argument of a public function that is no option is a text."""
     return isinstance(value, str)
 
 
 def _is_path(value: object) -> bool:
-    """Return whether an argument of a public function is a path."""
+    """Return whether an argument of a public function that is no option is a path."""
     return isinstance(value, str | PathLike)
 
 
 def _is_flag(value: object) -> bool:
-    """Return whether an argument of a public function is True or False."""
+    """Return whether an argument of a public function that is no option is True or False."""
     return isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
-    """Return whether an argument of a public function is a number."""
+    """Return whether an argument of a public function that is no option is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _are_texts(value: object) -> bool:
-    """Return whether an argument of a public function is a list of texts."""
+    """Return whether an argument of a public function that is no option is a list of texts."""
     return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 def _are_paths(value: object) -> bool:
-    """Return whether an argument of a public function is a list of paths."""
+    """Return whether an argument of a public function that is no option is a list of paths."""
     return isinstance(value, list | tuple) and all(map(_is_path, value))
 
 
@@ -174,7 +174,7 @@ def public(
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            """Call the public function, if its arguments and options fit."""
+            """Call the public function, if its arguments and options fit its signature."""
             _check_names(function.__name__, shown, kwargs)
             given: dict[str, object] = {}
             for name, value in kwargs.items():
@@ -221,7 +221,7 @@ def _signature_with_options(
 
 
 def argument_type(info: FieldInfo) -> object:
-    """Return the type that a caller in Python may give for an option."""
+    """Return the type that a caller in Python may give for an option of a public function."""
     item, is_list, choices = value_kind(info)
     role = option_role(info)
     kind: object = item
@@ -273,7 +273,7 @@ def worded_for_python(function: Callable[P, R]) -> Callable[P, R]:
     parameters = inspect.signature(function).parameters
 
     def sentence_for_python(sentence: str) -> str:
-        """Write a sentence of the function with arguments in place of flags."""
+        """Write a sentence of the public function with arguments in place of flags."""
         return message_for_python(sentence, parameters)
 
     @wraps(function)
@@ -307,7 +307,8 @@ def message_for_python(text: str, parameters: Mapping[str, Parameter]) -> str:
     """Write the flags in a message as arguments of a public function with these parameters."""
 
     def flags_as_arguments(match: re.Match[str]) -> str:
-        """Write the flags that a match holds as arguments, with commas between them."""
+        """Write the flags in a part of a message as arguments of a public function, with commas
+        between them."""
         given = list[str]()
         for flag, value in re.findall(_FLAG, match[0]):
             given.append(_flag_as_argument(flag, value, parameters))
@@ -320,7 +321,8 @@ def message_for_python(text: str, parameters: Mapping[str, Parameter]) -> str:
 
 
 def _flag_as_argument(flag: str, value: str, parameters: Mapping[str, Parameter]) -> str:
-    """Write one flag as an argument of a public function, with its value if it has one."""
+    """Write one flag as an argument of a public function, with the value of the option if it has
+    one."""
     name = _argument_name(flag.lstrip("-"))
     if name not in parameters:
         return f"{flag} {value}".rstrip()

@@ -217,7 +217,10 @@ if TYPE_CHECKING:
     class Extension(_Extension):
         """How far, by which method, for whom, with which knobs."""
 
-        def __init__(self, **values: Any) -> None: ...
+        def __init__(self, **values: Any) -> None:
+            """Tell type checkers that an extension takes its options by name, and the knobs of all
+            methods."""
+            ...
 
 else:
     # The knobs come from the list of methods, so that a new one needs no second mention here.
@@ -242,7 +245,10 @@ class Extend(Extension):
 
     if TYPE_CHECKING:
 
-        def __init__(self, **values: Any) -> None: ...
+        def __init__(self, **values: Any) -> None:
+            """Tell type checkers that `extend` takes its options by name, and the knobs of all
+            methods."""
+            ...
 
     like: LocalPath | None = wanted(
         None,

@@ -260,7 +260,7 @@ def documents_as_place(given: TextsOrPlace) -> str:
 
 
 def _holds_documents(given: object) -> bool:
-    """Return whether the value of an option holds documents itself."""
+    """Return whether the value of an option such as --data holds documents itself."""
     return isinstance(given, Iterable) or hasattr(given, "to_pylist")
 
 
@@ -460,7 +460,7 @@ _BOUNDS = {
 
 
 def expected_value(error: ErrorDetails) -> str:
-    """Say which value an option expects, and which one was given."""
+    """Return in words which value an option expects, and which value was given."""
     kind = error["type"]
     value = error["input"]
     context = error.get("ctx", {})
@@ -557,7 +557,7 @@ def value_kind(info: FieldInfo) -> ValueKind:
 
 
 def plain_type(declared: Any) -> Any:
-    """Return the type of an option without its None, its bounds and its readers."""
+    """Return the declared type of an option without its None, its bounds and its readers."""
     if get_origin(declared) is Annotated:
         return plain_type(get_args(declared)[0])
     if get_origin(declared) in (Literal, tuple):

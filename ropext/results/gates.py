@@ -69,8 +69,8 @@ class Gate:
 
     @property
     def task(self) -> str:
-        """The retrieval task of a gate's metric, such as passkey of `passkey_nll@32k`; the metric's
-        own name for a gate on text."""
+        """Return the retrieval task of a gate's metric, such as passkey of `passkey_nll@32k`; the
+        metric's own name for a gate on text."""
         return self.metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
 
     def unanswered(self, variant: str, reason: str, *, is_measured: bool = True) -> "Outcome":
@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def sentence(self) -> str:
-        """Name the model and the value that the gate checked."""
+        """Return the sentence with the model and the value that the gate checked."""
         return f"{self.variant}: {self.reason}"
 
     def recorded(self) -> dict[str, Json]:
@@ -207,7 +207,7 @@ def _deciding_count_text(gate: Gate, value: "Value") -> str:
     if is_share and gate_rules_of(gate.metric).unit == QUESTIONS:
 
         def passes(asked: "Value") -> bool:
-            """Return whether the interval of so many answers passes the gate."""
+            """Return whether the interval of a share over so many answers passes the gate."""
             assert asked.ci95 is not None
             return not OPERATORS[gate.op](asked.ci95[side], gate.limit)
 

@@ -76,7 +76,8 @@ class MeasuredModel:
         return self.overlap.mark
 
     def is_unread(self, metric: str) -> bool:
-        """Return True if a share has no number because a server cut or refused all its prompts."""
+        """Return True if a measured share has no number because a server cut or refused all its
+        prompts."""
         name, _, length = metric.partition("@")
         asked = [item for item in self.items if str(item.length) == length]
         if name not in (FOUND, RULER):
@@ -107,7 +108,7 @@ class Measurement:
 
     @property
     def readings(self) -> dict[str, Reading]:
-        """The losses of every model that read documents, by its label."""
+        """Return the token losses of every measured model that read documents, by its label."""
         readings = dict[str, Reading]()
         for label, model in self.models.items():
             if model.reading is not None:
@@ -116,13 +117,13 @@ class Measurement:
 
     @property
     def key(self) -> str:
-        """The SHA-256 of everything in run.json that decides the numbers; reports call it the run
-        key."""
+        """Return the SHA-256 of everything in run.json that decides the numbers; reports call it
+        the run key."""
         return digest(self.manifest["decides"])
 
     @property
     def tasks(self) -> list[str]:
-        """Name the tasks that at least one model answered."""
+        """Return the names of the retrieval tasks that at least one measured model answered."""
         names = dict[str, None]()
         for model in self.models.values():
             if model.numbers is not None:
@@ -144,11 +145,11 @@ class Measurement:
         return results
 
     def labels(self, *kinds: str) -> list[str]:
-        """Return the labels of the models of these kinds, such as base or extended."""
+        """Return the labels of the measured models of these kinds, such as base or extended."""
         return [label for label, model in self.models.items() if model.kind in kinds]
 
     def only(self, label: str, name: str = "") -> "Measurement":
-        """Return a measurement of one of the models alone, under a name."""
+        """Return a measurement that holds one of the models alone, under a name."""
         return replace(self, models={name or label: self.model(label)})
 
     def model(self, label: str) -> MeasuredModel:
@@ -167,8 +168,8 @@ class Measurement:
         return replace(self, models=models)
 
     def base(self, label: str) -> Reading | None:
-        """Return the losses of the base, with which a model is compared; None for the base
-        itself."""
+        """Return the token losses of the base, with which a measured model is compared; None for
+        the base itself."""
         return None if self.models[label].kind == BASE else self.readings.get(BASE)
 
     def values(self, label: str) -> dict[str, Value]:
@@ -196,8 +197,8 @@ class Measurement:
         return values
 
     def change(self, label: str, start: str, span: Span) -> Value:
-        """Return the loss of a model minus the loss of another over a span of the same tokens, in
-        nats per token."""
+        """Return the loss of a measured model minus the loss of another over a span of the same
+        tokens, in nats per token."""
         return self.frame.difference(self.readings[label], self.readings[start], span)
 
     def difference(self, label: str, other: "Measurement") -> dict[str, Value]:
@@ -319,7 +320,7 @@ def pair_answers(left: Sequence[ItemScore], right: Sequence[ItemScore]) -> list[
     in_words = _of_server(left) or _of_server(right)
 
     def key(item: ItemScore) -> object:
-        """Return the identity of a question."""
+        """Return the identity of a question, by which the answers of two models are paired."""
         return item.text_hash if in_words else (item.prompt_hash, item.answer)
 
     others = {key(item): item for item in right if item.is_read}
@@ -439,15 +440,16 @@ class Store:
         return self.folder / name
 
     def has(self, name: str) -> bool:
-        """Return whether the losses or answers of a unit of work are kept."""
+        """Return whether the store of a variant holds the losses or answers of a unit of work."""
         return name in self.held or (self.folder is not None and self.file(name).exists())
 
     def is_older(self, name: str, time: float) -> bool:
-        """Return whether the file of a unit of work existed at a time."""
+        """Return whether the file of a variant's losses or answers existed at a time."""
         return self.folder is not None and self.file(name).stat().st_mtime < time
 
     def put(self, name: str, result: Any) -> None:
-        """Keep an array of losses, or answers as JSON."""
+        """Keep a variant's array of losses, or its answers as JSON, in the run's folder or in
+        memory."""
         if self.folder is None or not self.writes:
             self.held[name] = result
         elif name.endswith(".npy"):
@@ -456,7 +458,8 @@ class Store:
             write_json(self.file(name), result)
 
     def get(self, name: str) -> Any:
-        """Return a kept array of losses, or kept answers."""
+        """Return a variant's array of losses, or its answers, from the run's folder or from
+        memory."""
         if name in self.held or self.folder is None:
             return self.held[name]
         if name.endswith(".npy"):
@@ -465,14 +468,14 @@ class Store:
         return json.loads(self.file(name).read_text(encoding="utf-8"))
 
     def written(self, folder: Path) -> None:
-        """Write all kept losses and answers into a folder."""
+        """Write all losses and answers of a variant into a folder."""
         if self.folder is not None:
             shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         for name, result in self.held.items():
             Store(folder).put(name, result)
 
     def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
-        """Return the token losses of documents by the pass length of each regime."""
+        """Return a variant's token losses of documents by the pass length of each regime."""
         passes = {
             length: [self.get(loss_file_name(regime, each)) for each in hashes]
             for regime, length in regimes.items()
@@ -482,7 +485,7 @@ class Store:
     def compared(
         self, label: str, key: str, regimes: Mapping[str, int], hashes: Sequence[str]
     ) -> tuple[Reading, Reading]:
-        """Return the KL divergence from the base, and the agreement with it, per token."""
+        """Return a variant's KL divergence from the base, and its agreement with it, per token."""
         found = list[Reading]()
         for kind in (DIVERGENCE, AGREEMENT):
             folders = {

@@ -55,21 +55,21 @@ class ModelSource:
 
     @property
     def method(self) -> str | None:
-        """The method that extended it in this evaluation."""
+        """Return the method that extended a measured model in this evaluation."""
         return self.info.get("method")
 
     @property
     def factor(self) -> float | None:
-        """The factor of the extension in this evaluation."""
+        """Return the factor by which a measured model was extended in this evaluation."""
         return self.info.get("factor")
 
     @property
     def inv_freq(self) -> tuple[float, ...]:
-        """The inverse frequencies of the model; empty if they are not known."""
+        """Return the inverse frequencies of a measured model; empty if they are not known."""
         return tuple(self.info.get("inv_freq") or ())
 
     def to_json(self) -> dict[str, Json]:
-        """Return the source of a model as results.json holds it."""
+        """Return the source of a measured model as results.json holds it."""
         return {**fields_of(self), **self.info}
 
 

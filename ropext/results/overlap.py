@@ -30,7 +30,8 @@ SHOWN = 3  # names in a sentence
 
 
 def unique_hashes(parts: Sequence[npt.ArrayLike]) -> Hashes:
-    """Return the hashes of several lists once, in order, as overlaps are counted with them."""
+    """Return the hashes of documents or passages from several lists once, in order, to count an
+    overlap."""
     if not parts:
         return np.empty(0, np.uint64)
     return np.unique(np.concatenate([np.asarray(part, np.uint64) for part in parts]))
@@ -50,13 +51,13 @@ class TrainingDocuments:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the hashes of all training documents are known; if not, a mark says "at
-        least"."""
+        """Return whether the hashes of all training documents are known; if not, a result's mark
+        says "at least"."""
         return not self.not_recorded and self.count == len(self.documents)
 
     def holds(self, contents: Sequence[int], passages: Hashes) -> bool:
         """Return whether a measured document was trained on: it is one of these, or shares passages
-        with them."""
+        with them. A result then has a mark."""
         if np.isin(np.asarray(contents, np.uint64), self.documents).any():
             return True
         if len(self.passages) == MOST_PASSAGES:
@@ -65,7 +66,7 @@ class TrainingDocuments:
         return common >= max(LEAST_PASSAGES, LEAST_SHARE * len(passages))
 
     def with_more(self, other: "TrainingDocuments") -> "TrainingDocuments":
-        """Return the documents of two trainings together."""
+        """Return the documents of two trainings together, for the marks on later results."""
         documents = unique_hashes([self.documents, other.documents])
         passages = unique_hashes([self.passages, other.passages])[:MOST_PASSAGES]
         common = len(self.documents) + len(other.documents) - len(documents)
@@ -146,12 +147,12 @@ def _read_role_documents(raw: Json) -> TrainingDocuments | None:
 
 
 def _hashes_to_base64(hashes: Hashes) -> str:
-    """Return hashes of documents as base64."""
+    """Return hashes of training documents or passages as base64, for ropext.json."""
     return base64.b64encode(hashes.astype("<u8").tobytes()).decode()
 
 
 def _hashes_from_base64(text: str) -> Hashes:
-    """Return hashes of documents from base64."""
+    """Return hashes of training documents or passages from the base64 in ropext.json."""
     return unique_hashes([np.frombuffer(base64.b64decode(text, validate=True), "<u8")])
 
 
@@ -168,7 +169,8 @@ class Overlap:
 
     @property
     def mark(self) -> str:
-        """The mark next to every number over these documents, such as "3 of 8 trained on"."""
+        """Return the mark next to every number over these documents, such as "3 of 8 trained
+        on"."""
         parts = list[str]()
         if self.trained_on:
             parts.append(f"{self._count} trained on")
@@ -191,7 +193,7 @@ class Overlap:
 
     @property
     def sentence(self) -> str:
-        """The warning of an evaluation that explains the mark; empty if there is no mark."""
+        """Return the warning of an evaluation that explains the mark; empty if there is no mark."""
         parts = list[str]()
         if self.trained_on:
             names = list(self.names)
@@ -245,7 +247,8 @@ def overlap_of_documents(
 def joined_training(
     first: TrainingDocuments | None, second: TrainingDocuments | None
 ) -> TrainingDocuments | None:
-    """Return the documents of two trainings, one after the other."""
+    """Return the documents of two trainings, one after the other, for the marks on later
+    results."""
     if first is None or second is None:
         return first or second
     return first.with_more(second)

@@ -43,18 +43,19 @@ class Reading:
     passes: Mapping[int, Sequence[TokenNll]]
 
     def sums(self, start: int, stop: int, length: int | None = None) -> tuple[Floats, Floats]:
-        """Return for each document the sum of NLL and the number of scored tokens at positions
-        [start, stop). `length` chooses the pass (default: `stop`)."""
+        """Return for each measured document the sum of the losses and the number of scored tokens
+        at positions [start, stop). `length` chooses the pass (default: `stop`)."""
         parts = self.tokens(start, stop, length)
         return np.array([part.sum() for part in parts]), np.array([float(len(p)) for p in parts])
 
     def tokens(self, start: int, stop: int, length: int | None = None) -> list[Floats]:
-        """Return for each document the NLL of each scored token at positions [start, stop)."""
+        """Return for each measured document the loss of each scored token at positions [start,
+        stop)."""
         arrays = self.passes[length_at_least(tuple(self.passes), length or stop)]
         return [np.asarray(array[max(start, 1) : stop], np.float64) for array in arrays]
 
     def subset(self, order: Sequence[int]) -> "Reading":
-        """Return the losses on some of the documents, in the given order."""
+        """Return a model's measured losses on some of the documents, in the given order."""
         picked = {at: [arrays[k] for k in order] for at, arrays in self.passes.items()}
         return Reading(self.label, picked)
 
@@ -138,12 +139,12 @@ class EvaluationSettings:
 
     @property
     def longest(self) -> int:
-        """The number of tokens that are read of each document."""
+        """Return the number of tokens that an evaluation reads of each document."""
         return self.lengths[-1]
 
     @property
     def read_lengths(self) -> tuple[int, ...]:
-        """The measured lengths, with the trained context for the short tax."""
+        """Return the measured lengths, with the trained context for the short tax."""
         lengths = set(self.lengths)
         if self.context < self.longest:
             lengths.add(self.context)
@@ -158,7 +159,7 @@ class EvaluationSettings:
 
     @property
     def inside(self) -> Span:
-        """The scored positions inside the trained context."""
+        """Return the scored positions inside the trained context, for the short tax."""
         stop = min(self.context, self.longest)
         if self.scoring.scores_all:
             return 1, stop
@@ -166,8 +167,8 @@ class EvaluationSettings:
 
     @property
     def far_half(self) -> Span:
-        """The positions of a fit's loss, which also stops a fine-tuning: the second half of the
-        longest length."""
+        """Return the positions of a fit's loss, which also stops a fine-tuning: the second half of
+        the longest length."""
         if self.scoring.scores_all:
             return self.longest // 2, self.longest
         return self.tail_span(self.longest)
@@ -181,12 +182,13 @@ class EvaluationSettings:
         return self.scoring.mask_stride, self.tail, self.longest
 
     def mean(self, reading: Reading, span: Span) -> float:
-        """Return the loss over a span in nats per token, without an interval."""
+        """Return the measured loss over a span in nats per token, without an interval."""
         sums, counts = reading.sums(*span)
         return float(sums.sum() / counts.sum())
 
     def nll(self, reading: Reading, span: Span) -> Value:
-        """Return the loss over a span in nats per token, with its interval over documents."""
+        """Return the measured loss over a span in nats per token, with its interval over
+        documents."""
         sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums, counts)
 

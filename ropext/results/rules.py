@@ -40,25 +40,25 @@ class Standing:
 
     @property
     def lowest(self) -> str:
-        """Return the label of the model with the lowest loss."""
+        """Return the label of the measured model with the lowest loss."""
         return next(iter(self.behind))
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the lowest loss is below every other one at 95 % confidence, with all
-        comparisons allowed for."""
+        """Return whether the lowest measured loss is below every other one at 95 % confidence, with
+        all comparisons allowed for."""
         return all(lead is not None and lead > 0 for lead in self.leads.values())
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """Return the models whose paired interval against the lowest holds zero, the lowest
-        included."""
+        """Return the measured models whose paired interval against the lowest holds zero, the
+        lowest included."""
         return tuple(label for label, distance in self.behind.items() if not distance.sign)
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """The models that are practically as good as the lowest: close to it and not surely behind
-        it, or so close that the difference does not matter."""
+        """Return the measured models that are practically as good as the lowest: close to it and
+        not surely behind it, or so close that the difference does not matter."""
         labels = list[str]()
         for label, distance in self.behind.items():
             is_none = distance.value <= NEGLIGIBLE * self.loss
@@ -89,8 +89,8 @@ class Standing:
 
 
 def loss_standing(measured: Measurement, span: Span | None = None) -> Standing:
-    """Return models in the order of their losses on the same documents, with paired intervals, by
-    default over the longest length's tail."""
+    """Return measured models in the order of their losses on the same documents, with paired
+    intervals, by default over the longest length's tail."""
     frame = measured.frame
     readings = measured.readings
     span = span or frame.tail_span(frame.longest)
@@ -190,28 +190,29 @@ class Ranking:
 
     @property
     def best(self) -> str:
-        """The method with the lowest tail."""
+        """Return the method with the lowest tail in a ranking of measured methods."""
         return self.standing.lowest
 
     @property
     def in_window(self) -> Value | None:
-        """The base's perplexity through its short window, on the same tokens."""
+        """Return the measured perplexity of the base through its short window, on the same
+        tokens."""
         return self.values[self.best].get(f"in_window@{self.frame.longest}")
 
     def tail(self, method: str) -> Value:
-        """Return a method's perplexity over the tail."""
+        """Return a ranked method's measured perplexity over the tail."""
         return self.values[method][f"tail@{self.frame.longest}"]
 
     def tail_nll(self, method: str) -> Value:
-        """Return a method's loss over the tail, in nats per token."""
+        """Return a ranked method's measured loss over the tail, in nats per token."""
         return self.values[method][f"tail_nll@{self.frame.longest}"]
 
     def gain(self, method: str) -> Value | None:
-        """Return the gain of a method over the base through its short window."""
+        """Return the measured gain of a ranked method over the base through its short window."""
         return self.values[method].get(f"gain@{self.frame.longest}")
 
     def short_tax(self, method: str) -> Value | None:
-        """Return a method's loss increase inside the trained context."""
+        """Return a ranked method's measured loss increase inside the trained context."""
         return self.values[method].get("short_tax")
 
     def numbers(self, method: str, behind: Value | None) -> dict[str, Value | None]:
@@ -240,7 +241,7 @@ class Ranking:
         }
 
     def _rows_json(self, behind: Mapping[str, Value]) -> list[dict[str, Json]]:
-        """Return the ranked methods as rows of that JSON."""
+        """Return the ranked methods as rows of the JSON of `ropext plan --measure`."""
         rows = list[dict[str, Json]]()
         for method, distance in behind.items():
             least = self.standing.leads.get(method)
@@ -271,7 +272,8 @@ def rank_methods(
 
 
 def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
-    """Return by how many nats per token one tail is above another; it may be negative."""
+    """Return by how many nats per token one model's measured tail is above another's; it may be
+    negative."""
     frame = measured.frame
     return measured.change(label, lowest, frame.tail_span(frame.longest))
 

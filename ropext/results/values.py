@@ -55,7 +55,8 @@ class Value:
 
     @property
     def sign(self) -> int:
-        """The side of zero on which the interval is: 0 if it holds zero, or if there is none."""
+        """Return the side of zero on which a value's interval is: 0 if it holds zero, or if there
+        is none."""
         if self.ci95 is None:
             return 0
         low, high = self.ci95
@@ -89,8 +90,8 @@ class Value:
         )
 
     def deciding(self, reach: float, distance: float) -> str:
-        """Say how many documents would make an interval that reaches so far from the value end
-        nearer than a distance: it shrinks with the square root of their number."""
+        """Return as text how many documents would make an interval that reaches so far from the
+        value end nearer than a distance: it shrinks with the square root of their number."""
         return _two_digits(max(self.n + 1, self.n * (reach / distance) ** 2))
 
     def deciding_questions(self, passes: "Callable[[Value], bool]") -> str:
@@ -124,8 +125,8 @@ class Value:
 
 
 def _two_digits(least: float) -> str:
-    """Write a number of documents or questions with two digits, rounded up: fewer would not
-    decide."""
+    """Return a number of documents or questions that would decide, with two digits and rounded up:
+    fewer would not decide."""
     whole = math.ceil(least)
     unit = 10 ** max(0, len(str(whole)) - 2)
     return f"{math.ceil(whole / unit) * unit:,}"
@@ -135,8 +136,9 @@ Values = dict[str, Value]  # one model's, by the names of its metrics
 
 
 def student_t(risk: float, degrees: int) -> float:
-    """Return what Student's t exceeds with this risk: exact for one and two degrees of freedom,
-    within 0.2 % from three on, 0.1 % from seven on (Abramowitz and Stegun 1964, 26.7.5)."""
+    """Return the value that Student's t exceeds with this risk, for the ends of intervals: exact
+    for one and two degrees of freedom, within 0.2 % from three on, 0.1 % from seven on (Abramowitz
+    and Stegun 1964, 26.7.5)."""
     if degrees == 1:
         return math.tan(math.pi * (0.5 - risk))
     if degrees == 2:
@@ -172,7 +174,8 @@ class Bootstrap:
     resamples: int = RESAMPLES
 
     def fresh_draws(self, n: int) -> Iterator[Floats]:
-        """Yield how often each of n documents was drawn, (block, n) at a time to bound memory."""
+        """Yield how often each of n documents was drawn in each bootstrap sample, (block, n) at a
+        time to bound memory."""
         rng = np.random.default_rng(self.seed)
         block = max(1, min(self.resamples, 4_000_000 // n))
         for start in range(0, self.resamples, block):
@@ -180,7 +183,8 @@ class Bootstrap:
             yield rng.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
 
     def _draws(self, n: int) -> Iterator[Floats]:
-        """Yield the draws; keep the draws of few documents, because many numbers use them."""
+        """Yield the bootstrap draws; keep the draws of few documents, because many numbers use
+        them."""
         if n * self.resamples > 1_000_000:
             yield from self.fresh_draws(n)
         else:
@@ -257,8 +261,8 @@ def _interval_widening(n: int, risk: float = RISK) -> float:
 
 
 def _skew_beyond_chance(numbers: Floats) -> float:
-    """Return the sample's skewness (G1 of Joanes and Gill 1998) minus one standard error of it in a
-    normal sample; 0 if it is no larger."""
+    """Return the skewness of the documents' numbers under an interval (G1 of Joanes and Gill 1998)
+    minus one standard error of it in a normal sample; 0 if it is no larger."""
     n = len(numbers)
     centred = numbers - numbers.mean()
     deviation = math.sqrt(float((centred**2).mean()))
@@ -270,7 +274,7 @@ def _skew_beyond_chance(numbers: Floats) -> float:
 
 
 def _skew_reach(skew: float, n: int) -> float:
-    """Return the factor by which the upper end moves away.
+    """Return the factor by which the upper end of a skewed interval moves away.
 
     In a skewed population Student's t is off by a share of the skewness over sqrt(n) (Johnson
     1978). A small sample shows too little of that skewness.

@@ -32,22 +32,23 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Return whether every check of the model passed."""
+        """Return whether every check of `ropext verify` passed."""
         return all(check.passed for check in self.checks)
 
     def is_only_unknown(self, what: str) -> bool:
-        """Return whether one check, whose answer nobody knows, is all that did not pass."""
+        """Return whether one check of `ropext verify`, whose answer nobody knows, is all that did
+        not pass."""
         return bool(self.failures()) and all(
             check.what == what and check.passed is None for check in self.failures()
         )
 
     def failures(self) -> tuple[Check, ...]:
-        """Return the checks that failed or whose answer is not known."""
+        """Return the checks of `ropext verify` that failed or whose answer is not known."""
         return tuple(check for check in self.checks if not check.passed)
 
     @property
     def verdict(self) -> str:
-        """Return the outcome of all checks of a model in one line."""
+        """Return the outcome of all checks of `ropext verify` in one line."""
         states = [check.passed for check in self.checks]
         wrong = states.count(False)
         unknown = states.count(None)

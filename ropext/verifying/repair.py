@@ -12,8 +12,8 @@ from ropext.scaling.rope import Edit
 def repair(
     directory: str | Path, trust: str | None = None
 ) -> tuple[dict[str, Json], tuple[Edit, ...]]:
-    """Return config.json with every spelling written again, and the edits: from the record if there
-    is one, else from the reading of transformers 5.
+    """Return config.json as `verify --fix` repairs it, with every spelling written again, and the
+    edits: from the record if there is one, else from the reading of transformers 5.
 
     `trust` names the right one of two spellings that disagree.
     """
@@ -41,6 +41,6 @@ def repair(
 
 
 def write_config(directory: str | Path, config: JsonObject) -> None:
-    """Replace config.json by its repaired form in one step, so that a reader sees the old or the
-    new one whole."""
+    """Replace config.json by its form from `verify --fix` in one step, so that a reader sees the
+    old or the new one whole."""
     provenance.replace_listed(Path(directory), "config.json", dump(config))

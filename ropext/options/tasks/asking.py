@@ -116,7 +116,7 @@ class TaskWording:
         share a common prefix."""
 
         def count(question: TextQuestion) -> int:
-            """Return the tokens of a question's prompt and of the room for its answer."""
+            """Return the tokens of a retrieval question's prompt and of the room for its answer."""
             prompt = encoder.encode(encoder.render(question.prompt, question.opening))
             return len(prompt) + self._answer_room(encoder, question)
 
@@ -260,8 +260,8 @@ def filler_sentences(request: TextRequest, otherwise: Sequence[str]) -> list[str
 
 
 def cycled_sentences(source: Sequence[str], count: int, rng: random.Random) -> list[str]:
-    """Return so many sentences around needles, from a random one on; behind the last comes the
-    first."""
+    """Return so many sentences around the needles of a task, from a random one on; the first
+    follows the last."""
     start = rng.randrange(len(source))
     return [source[(start + k) % len(source)] for k in range(count)]
 
@@ -269,7 +269,8 @@ def cycled_sentences(source: Sequence[str], count: int, rng: random.Random) -> l
 def with_needle_sentences(
     filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]
 ) -> list[str]:
-    """Return the sentences with every needle at its depth: 0 before all of them, 1 behind them."""
+    """Return the sentences of a haystack with every needle at its depth: 0 before all, 1 behind
+    them."""
     text = list(filler)
     pairs = list(zip(depths, needles, strict=True))
     # Deepest first: an insertion then moves none of the places that are still to be filled.

@@ -241,7 +241,7 @@ class Template:
 
 
 def common_prefix(left: Tokens, right: Tokens) -> int:
-    """Return how many leading tokens two prompts share."""
+    """Return how many leading tokens two prompts of retrieval questions, or two answers, share."""
     for position, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return position
@@ -372,11 +372,12 @@ SENTENCES = (
 
 
 def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Haystack:
-    """Return a haystack of the same few sentences again and again, begun at a random one."""
+    """Return a haystack for a retrieval item: the same few sentences again and again, from a random
+    one on."""
     parts = [encoder.encode(sentence) for sentence in sentences]
 
     def tokens(count: int, rng: random.Random) -> list[int]:
-        """Return so many token ids of the repeated sentences."""
+        """Return so many token ids of the repeated sentences in a haystack."""
         start = rng.randrange(len(parts))
         cycle = list[int]()
         for part in parts[start:] + parts[:start]:
@@ -387,7 +388,8 @@ def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Haysta
 
 
 def noise(encoder: Encoder) -> Haystack:
-    """Return a haystack of tokens of common nouns: ids that every tokenizer has."""
+    """Return a haystack for a retrieval item of tokens of common nouns: ids that every tokenizer
+    has."""
     pool = set[int]()
     for noun in NOUNS:
         pool.update(encoder.encode(" " + noun))
@@ -395,15 +397,16 @@ def noise(encoder: Encoder) -> Haystack:
 
 
 def drawn_from(pool: Sequence[int]) -> Haystack:
-    """Return a haystack of tokens that are drawn one by one from a pool."""
+    """Return a haystack for a retrieval item, whose tokens are drawn one by one from a pool."""
     return lambda count, rng: rng.choices(pool, k=count)
 
 
 def running_text(stream: Sequence[int]) -> Haystack:
-    """Return a haystack of a text from a random place on; beyond its end it begins again."""
+    """Return a haystack for a retrieval item: a text from a random place on, which begins again
+    beyond its end."""
 
     def tokens(count: int, rng: random.Random) -> list[int]:
-        """Return so many token ids of the text, from a random place on."""
+        """Return so many token ids of the haystack's text, from a random place on."""
         start = rng.randrange(len(stream))
         ids = list(map(int, stream[start : start + count]))
         while len(ids) < count:

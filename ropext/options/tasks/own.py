@@ -42,6 +42,8 @@ class OwnTask(str):
     source: str | Callable[..., Any]  # the path of its questions, or a function that returns them
 
     def __new__(cls, name: str, source: str | Callable[..., Any]) -> Self:
+        """Make a retrieval task of the user's own questions from its name, and their file or
+        function."""
         task = super().__new__(cls, name)
         task.source = source
         return task

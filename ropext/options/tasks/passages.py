@@ -43,7 +43,7 @@ class KnownAnswer:
 
     @property
     def hops(self) -> int:
-        """Return 1 if one passage answers the question, 2 if it takes two or more."""
+        """Return 1 if one passage answers the retrieval question, 2 if it takes two or more."""
         return min(2, len(self.passages))
 
 
@@ -118,8 +118,8 @@ class PassageQuestions:
 
 
 def invent_question(hops: int, rng: random.Random) -> KnownAnswer:
-    """Invent a question and its passages about a person; with two hops only a house tells about
-    whom."""
+    """Invent a retrieval question and its passages about a person; with two hops only a house tells
+    about whom."""
     name = f"{rng.choice(FIRST_NAMES)} {_invented_name(rng)}"
     town = f"{_invented_name(rng)}ton"
     trade = rng.choice(TRADES)
@@ -148,7 +148,7 @@ def invent_question(hops: int, rng: random.Random) -> KnownAnswer:
 
 
 def _subject_of_passage(text: str) -> str:
-    """Return the person or house that an invented passage is about."""
+    """Return the person or house that an invented passage of a retrieval question is about."""
     return " ".join(text.split(maxsplit=2)[:2]).rstrip(",")
 
 

@@ -54,7 +54,7 @@ class Compared(Result):
 
     @property
     def title(self) -> str:
-        """Return the names of the compared models."""
+        """Return the names of the models that `ropext compare` compares."""
         return f"<Compared: {', '.join(self.parts)}>"
 
     @property
@@ -79,11 +79,11 @@ class Compared(Result):
         return {"text": values_json(self.text), "retrieval": values_json(self.items)}
 
     def _same_documents(self) -> Measurement | None:
-        """Return the compared models on the documents in common."""
+        """Return the models of `ropext compare` on the documents in common."""
         return None if self.text is None else self.text.measured
 
     def _asked(self) -> Iterable[Measurement]:
-        """Return each compared model alone, for its answers."""
+        """Return each model of `ropext compare` alone, for its answers."""
         return self.parts.values()
 
     def write(self, folder: Path, runs: Sequence[Measurement]) -> None:

@@ -129,7 +129,7 @@ Spans = Mapping[float, Span]  # by their place on the axis
 
 
 def logarithmic_middle(start: int, stop: int) -> float:
-    """Return the middle of a range of positions on a plot's logarithmic axis."""
+    """Return the middle of a range of positions on the logarithmic axis of a report's plot."""
     return math.sqrt(start * stop)
 
 

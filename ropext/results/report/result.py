@@ -29,12 +29,12 @@ class Result(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """Return the first line of a result in a terminal or notebook."""
+        """Return the first line of a command's result in a terminal or notebook."""
 
     @property
     @abstractmethod
     def tables(self) -> list[Table]:
-        """Return the tables that the command prints, the main table first."""
+        """Return the tables of a result that the command prints, the main table first."""
 
     @property
     def tidy(self) -> list[Table]:
@@ -43,7 +43,7 @@ class Result(ABC):
 
     @abstractmethod
     def to_json(self) -> dict[str, Json]:
-        """Return the JSON that the command prints with `--json`, without its gates."""
+        """Return the JSON of a result that the command prints with `--json`, without its gates."""
 
     @abstractmethod
     def _same_documents(self) -> Measurement | None:
@@ -56,14 +56,14 @@ class Result(ABC):
         return () if measured is None else (measured,)
 
     def table(self) -> list[Record]:
-        """Return the rows of the main table: numbers as such, the ends of their intervals under
-        names that end in `low` and `high`."""
+        """Return the rows of a result's main table: numbers as such, the ends of their intervals
+        under names that end in `low` and `high`."""
         tables = self.tidy
         return records(tables[0]) if tables else []
 
     def losses(self) -> dict[str, Floats]:
-        """Return the loss of each token by model, in nats: a row for each document, a column for
-        each position, NaN at a position that is not scored."""
+        """Return the measured loss of each token by model, in nats: a row for each document, a
+        column for each position, NaN at a position that is not scored."""
         losses = dict[str, Floats]()
         measured = self._read("losses of tokens")
         longest = measured.frame.longest
@@ -76,8 +76,8 @@ class Result(ABC):
         return losses
 
     def positions(self) -> list[Record]:
-        """Return the loss of each model at positions [start, stop), and its gain over the base, in
-        nats per token."""
+        """Return the measured loss of each model at positions [start, stop), and its gain over the
+        base, in nats per token."""
         rows = list[tuple[str, ...]]()
         measured = self._read("losses by position")
         for label in measured.readings:
@@ -88,7 +88,8 @@ class Result(ABC):
         return records(Table("", "", POSITIONS, tuple(rows)))
 
     def answers(self) -> list[dict[str, Json]]:
-        """Return every answered question: its model, task, length and depth, and the answer."""
+        """Return every answered question in a result: its model, task, length and depth, and the
+        answer."""
         answers = list[dict[str, Json]]()
         for measured in self._asked():
             for label, model in measured.models.items():
@@ -120,6 +121,8 @@ class Result(ABC):
         return UsageError(f"{self.title} has no {what}; it has {listed(has)}")
 
     def __eq__(self, other: object) -> bool:
+        """Return whether two results have the same JSON, without the keys that describe one
+        call."""
         return type(other) is type(self) and self._lasting() == other._lasting()
 
     __hash__ = None  # type: ignore[assignment]
@@ -130,10 +133,11 @@ class Result(ABC):
         return {key: value for key, value in content.items() if key not in self.of_the_call}
 
     def __repr__(self) -> str:
+        """Return the title and the tables of a result, as Python shows it."""
         return f"{self.title}\n\n{as_text(self.tables)}".rstrip()
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows."""
+        """Return the HTML of a result and its tables, as a notebook shows it."""
         parts = [f"<p>{escape(self.title)}</p>"]
         for table in self.tables:
             parts.append(table_html(table))
