@@ -36,7 +36,8 @@ __all__ = [
 
 
 def find(name: str, flag: str = "--method") -> Method:
-    """Return the method of that name; the refusal of an unknown name lists similar names."""
+    """Return the scaling method of a name (--method); raise UsageError with similar names if there
+    is none."""
     if name in METHODS:
         return METHODS[name]
     if is_function(name) and flag == "--method":
@@ -55,12 +56,13 @@ def find(name: str, flag: str = "--method") -> Method:
 
 
 def is_function(name: str) -> bool:
-    r"""Tell whether a name is module:function; C:\scale and scale.py:f are paths."""
+    r"""Return whether a method's name is a user's function as module:function; C:\scale and
+    scale.py:f are paths."""
     return bool(re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", name)) and ".py:" not in name
 
 
 def source_of(method: str) -> str | None:
-    """Return the source of a method that is a user's function.
+    """Return the source of a scaling method that is a user's function.
 
     Return None for any other method, and if Python does not know the source.
     """
@@ -72,7 +74,8 @@ def source_of(method: str) -> str | None:
 
 
 def beside(method: str | None) -> tuple[str, ...]:
-    """Return the names of all methods, and the name of the user's own method if `method` is one."""
+    """Return the names of all scaling methods, and the name of the user's own method if `method` is
+    one."""
     names = tuple(METHODS)
     if method and is_function(method):
         return (*names, method)
@@ -80,13 +83,15 @@ def beside(method: str | None) -> tuple[str, ...]:
 
 
 def check_known(name: str) -> None:
-    """Raise if no list has a method of this name."""
+    """Raise UsageError if no list of methods has this name: rotary scalings, position tables,
+    self-extend."""
     if name not in tables.METHODS and name != self_extend.NAME:
         find(name)
 
 
 def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
-    """Compute the spectrum after scaling: pair factors and attention factors multiply.
+    """Return a rotary embedding's spectrum after a scaling: pair factors and attention factors
+    multiply.
 
     The second set of a longrope stays: its inputs are within the original context, which does not
     grow. DeepSeek's softmax factor follows the whole factor from the original context, as in its
@@ -116,14 +121,16 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
 
 
 def native(rope: Rope, scaling: Scaling) -> forms.Params | None:
-    """Return the method's own stock dict, which only a plain embedding can use; else None."""
+    """Return a scaling method's own stock rope dict, which only a plain embedding can use; else
+    None."""
     if rope.is_scaled or rope.has_non_rotating or rope.softmax_factor != 1:
         return None
     return scaling.native
 
 
 def scale(rope: Rope, method: str, target: int, knobs: object, attention: float | None) -> Scaling:
-    """Run a method; an attention factor that the user gives replaces the method's own."""
+    """Scale a rotary embedding by a method; an attention factor that the user gives replaces the
+    method's own."""
     scaling = find(method).scale(rope, target, knobs)
     if attention is None:
         return scaling
@@ -131,7 +138,8 @@ def scale(rope: Rope, method: str, target: int, knobs: object, attention: float 
 
 
 def well_known(rope: Rope, target: int) -> dict[str, Scaling]:
-    """Scale a rope by PI, NTK-aware and YaRN, to compare other methods with them."""
+    """Return the scalings of a rotary embedding by PI, NTK-aware and YaRN, to compare others with
+    them."""
     scalings = dict[str, Scaling]()
     for method in ("pi", "ntk", "yarn"):
         try:

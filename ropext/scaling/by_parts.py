@@ -40,6 +40,8 @@ class Llama3Knobs:
 
 
 def _scale(rope: Rope, target: int, low: float, high: float, flags: tuple[str, str]) -> Scaling:
+    """Return the scaling by NTK-by-parts between two bounds in turns; it is Llama 3's, with a
+    llama3 rope dict."""
     if not 0 < low < high < math.inf:
         raise UsageError(
             f"{flags[0]} must be above 0 and below {flags[1]}, were {low:g} and {high:g}"
@@ -58,13 +60,15 @@ def _scale(rope: Rope, target: int, low: float, high: float, flags: tuple[str, s
 
 
 def by_parts(rope: Rope, target: int, knobs: ByPartsKnobs) -> Scaling:
-    """Scale by f' = (1-gamma) f/s + gamma f, gamma linear in turns (eq. 17-20), no temperature."""
+    """Scale RoPE by f' = (1-gamma) f/s + gamma f, gamma linear in turns (eq. 17-20), no
+    temperature."""
     flags = ("--beta-slow", "--beta-fast")
     return _scale(rope, target, knobs.beta_slow, knobs.beta_fast, flags)
 
 
 def llama3(rope: Rope, target: int, knobs: Llama3Knobs) -> Scaling:
-    """Apply the same blend with Llama 3.1's released bounds as defaults (1 and 4 turns)."""
+    """Scale RoPE as NTK-by-parts does, with Llama 3.1's released bounds as defaults (1 and 4
+    turns)."""
     flags = ("--low-freq-factor", "--high-freq-factor")
     return _scale(rope, target, knobs.low_freq_factor, knobs.high_freq_factor, flags)
 

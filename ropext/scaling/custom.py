@@ -24,7 +24,8 @@ Result = TypeVar("Result")
 
 
 def source_of(name: str) -> str | None:
-    """Return the source of a user's function; None if Python does not know it."""
+    """Return the source of a user's scaling function (--method module:function); None if Python
+    does not know it."""
     function = _called(name, lambda: _function(name))
     inner = innermost(function)
     try:
@@ -39,15 +40,18 @@ def source_of(name: str) -> str | None:
 
 
 def method(name: str) -> Method:
-    """Make a method of a user's function."""
+    """Return the scaling method that a user's function (--method module:function) becomes."""
     function = _called(name, lambda: _function(name))
 
     def returned(rope: Rope, target: int) -> tuple[tuple[float, ...], float]:
+        """Return the RoPE frequencies and the attention factor that the user's scaling function
+        returns."""
         result = _called(name, lambda: function(rope, target / rope.context))
         return _called(name, lambda: _numbers(name, result))
 
     def scale(rope: Rope, target: int, knobs: object) -> Scaling:
-        """Divide the current frequencies so that the result equals the function's frequencies."""
+        """Scale a rotary embedding so that its RoPE frequencies equal those of the user's
+        function."""
         wanted, attention = returned(rope, target)
         now = rope.spectrum.inv_freq
         if not _fits(now, wanted) or not 0 < attention < math.inf:
@@ -70,7 +74,8 @@ def method(name: str) -> Method:
 
 
 def _fits(now: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
-    """Tell whether each pair has a finite frequency, and each pair that does not turn has 0."""
+    """Return whether a user's method gives each RoPE pair a finite frequency, and 0 to each pair
+    that does not turn."""
     if len(now) != len(wanted):
         return False
     for old, new in zip(now, wanted, strict=True):
@@ -80,6 +85,8 @@ def _fits(now: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
 
 
 def _function(name: str) -> Function:
+    """Return the user's scaling function of the name module:function; import its module if
+    necessary."""
     known = function_called(name)
     if known is not None:
         return known
@@ -101,7 +108,8 @@ def _function(name: str) -> Function:
 
 
 def _remove_last(folder: str) -> None:
-    """Remove a folder's last entry from the import path: an earlier entry is the user's own."""
+    """Remove the last entry of the folder of a user's method from sys.path: an earlier entry is the
+    user's own."""
     for at in reversed(range(len(sys.path))):
         if sys.path[at] == folder:
             del sys.path[at]
@@ -109,6 +117,8 @@ def _remove_last(folder: str) -> None:
 
 
 def _numbers(name: str, result: Any) -> tuple[tuple[float, ...], float]:
+    """Return RoPE frequencies and attention factor from the result of a user's scaling function, as
+    floats."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise UsageError(
@@ -120,7 +130,8 @@ def _numbers(name: str, result: Any) -> tuple[tuple[float, ...], float]:
 
 
 def _called(name: str, code: Callable[[], Result]) -> Result:
-    """Run the user's code; turn each exception into a UsageError that names the place."""
+    """Run code of a user's scaling method; turn each exception into a UsageError that names the
+    place."""
     try:
         return code()
     except UsageError:

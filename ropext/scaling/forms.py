@@ -35,18 +35,20 @@ BETA_SLOW = 1.0
 
 
 def mscale(factor: float, m: float = 1.0) -> float:
-    """Return YaRN's sqrt(1/t) = 0.1 ln(s) + 1 (eq. 22), with DeepSeek's multiplier m on the
-    logarithm."""
+    """Return YaRN's attention factor sqrt(1/t) = 0.1 ln(s) + 1 (eq. 22), with DeepSeek's multiplier
+    m on the logarithm."""
     return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
 
 def longrope_attention(factor: float, original: int) -> float:
-    """Return LongRoPE's sqrt(1 + ln(s)/ln(L)), as in its released code and in stock longrope."""
+    """Return LongRoPE's attention factor sqrt(1 + ln(s)/ln(L)), as in its released code and in
+    stock longrope."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def default_attention(params: Mapping[str, Any]) -> float:
-    """Return the factor that stock multiplies into cos and sin if the dict names none."""
+    """Return the attention factor that stock multiplies into cos and sin if the rope dict states
+    none."""
     match params.get("rope_type", "default"):
         case "yarn":
             factor = params["factor"]
@@ -63,8 +65,8 @@ def default_attention(params: Mapping[str, Any]) -> float:
 def yarn_bounds(
     dim: int, theta: float, context: int, beta_fast: float, beta_slow: float, truncate: bool
 ) -> tuple[float, float]:
-    """Return the pair indices at which the ramp begins and ends: dim(r) = d ln(L/(2 pi r)) / (2 ln
-    b).
+    """Return the pair indices at which YaRN's ramp begins and ends: dim(r) = d ln(L/(2 pi r)) / (2
+    ln b).
 
     They are clamped to [0, dim-1] as in the published code (dim, not dim/2).
     """
@@ -78,8 +80,8 @@ def yarn_bounds(
 
 
 def linear_ramp(pairs: int, low: float, high: float) -> tuple[float, ...]:
-    """Return 0 for a pair that keeps its frequency (below `low`) and 1 for a fully interpolated
-    pair (above `high`).
+    """Return YaRN's ramp over the rotary pairs: 0 keeps the frequency (below `low`), 1 interpolates
+    fully (above `high`).
 
     If the clamp leaves high < low, the published formula still holds, and this function follows it.
     """
@@ -91,7 +93,7 @@ def linear_ramp(pairs: int, low: float, high: float) -> tuple[float, ...]:
 def llama3_pair_factors(
     inv_freq: Iterable[float], context: int, factor: float, low: float, high: float
 ) -> tuple[float, ...]:
-    """Return the factors of the YaRN paper's NTK-by-parts (eq. 17-20), linear in turns r =
+    """Return the pair factors of the YaRN paper's NTK-by-parts (eq. 17-20), linear in turns r =
     L/lambda.
 
     Llama 3's form is the same. gamma = clamp((r - low)/(high - low), 0, 1) keeps, 1 - gamma
@@ -109,7 +111,7 @@ def llama3_pair_factors(
 
 
 def _number(params: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """Return a finite number above 0; None counts as absent, as it does in stock."""
+    """Return a finite number above 0 of a rope dict; None counts as absent, as it does in stock."""
     value = params.get(key)
     if value is None and default is not None:
         return default
@@ -119,7 +121,8 @@ def _number(params: Mapping[str, Any], key: str, default: float | None = None) -
 
 
 def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]:
-    """Return one number above 0 per pair; infinity is a pair that does not turn."""
+    """Return a list of a rope dict with one number above 0 per rotary pair; infinity is a pair that
+    does not turn."""
     values = params.get(key)
     if not isinstance(values, list | tuple):
         raise ConfigError(f"{key} of the rope dict must be a list, was {values!r}")
@@ -138,12 +141,13 @@ def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]
 
 
 def _original(params: Mapping[str, Any], context: int) -> int:
-    """Return the original length; stock fills an absent one with max_position_embeddings."""
+    """Return the original length of a rope dict; stock fills an absent one with
+    max_position_embeddings."""
     return int(_number(params, "original_max_position_embeddings", context))
 
 
 def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tuple[float, ...]:
-    """Return the pair factors of a yarn dict."""
+    """Return the pair factors of a yarn rope dict."""
     theta = _number(params, "rope_theta")
     # Stock reads `truncate` from the outer dict, so a nested one never sees it.
     truncate = nested or bool(params.get("truncate", True))
@@ -216,7 +220,8 @@ def read_pair_factors(
 
 
 def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float, ...]:
-    """Return the second set of a longrope, for inputs within the original length.
+    """Return the second set of pair factors of a longrope dict, for inputs within the original
+    length.
 
     Return () if both sets are the same.
     """
@@ -227,7 +232,7 @@ def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float,
 
 
 def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
-    """Return the factor that a rope dict multiplies into cos and sin."""
+    """Return the attention factor of a rope dict, which stock multiplies into cos and sin."""
     kind = params.get("rope_type", "default")
     if kind not in ("yarn", "longrope"):
         return 1.0  # stock ignores the key in every other form
@@ -241,16 +246,16 @@ def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
 
 
 def softmax_factor(params: Mapping[str, Any]) -> float:
-    """Return DeepSeek's softmax multiplier, mscale(factor, mscale_all_dim)^2 in every scaled
-    form."""
+    """Return DeepSeek's softmax multiplier of a rope dict, mscale(factor, mscale_all_dim)^2 in
+    every scaled form."""
     if not params.get("mscale_all_dim") or params.get("rope_type", "default") == "default":
         return 1.0
     return mscale(_number(params, "factor", 1.0), _number(params, "mscale_all_dim")) ** 2
 
 
 def steepness(params: Mapping[str, Any]) -> float:
-    """Return how much more than usual stock's float32 loses in a ramp whose ends are close
-    together.
+    """Return how much more than usual stock's float32 loses in the ramp of a rope dict whose ends
+    are close together.
 
     (x - low)/(high - low) magnifies the rounding of x by about high/(high - low). Return 1 if that
     stays within the usual bounds: the ends are whole numbers, or far apart.
@@ -274,12 +279,12 @@ def steepness(params: Mapping[str, Any]) -> float:
 
 
 def divided(inv_freq: Iterable[float], factors: Iterable[float]) -> tuple[float, ...]:
-    """Divide the frequencies by one factor per pair."""
+    """Return RoPE frequencies divided by one factor per rotary pair."""
     return tuple(f / p for f, p in zip(inv_freq, factors, strict=True))
 
 
 def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
-    """Compute the spectrum that stock transformers computes from a rope dict, in float64.
+    """Return the spectrum that stock transformers computes from a rope dict, in float64.
 
     `rope` gives the facts that no dict changes (dim, nesting, whether the softmax reads mscale).
     `context` is max_position_embeddings.
@@ -301,7 +306,7 @@ def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
 
 
 def agree(a: Any, b: Any) -> bool:
-    """Tell whether two values are equal up to float64 rounding.
+    """Return whether two values of rope dicts or spectra are equal up to float64 rounding.
 
     4 equals 4.0, a number equals its shorter print, and sequences are equal if all their values
     are.
@@ -315,12 +320,13 @@ def agree(a: Any, b: Any) -> bool:
 
 
 def same(a: Spectrum, b: Spectrum) -> bool:
-    """Tell whether two spectra are the same function, up to float64 rounding."""
+    """Return whether two spectra of a rotary embedding are the same function, up to float64
+    rounding."""
     return a.short_context == b.short_context and agree(astuple(a), astuple(b))
 
 
 def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
-    """Return the theta whose plain spectrum has these pair factors; None if there is none.
+    """Return the theta whose plain RoPE spectrum has these pair factors; None if there is none.
 
     theta' moves pair i by (theta'/theta)^(2i/d), and the last pair, 2i = d - 2, determines it:
     theta' = theta * p_last^(d/(d-2)).
@@ -340,7 +346,7 @@ def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
 
 
 def _lengths(rope: Rope, target: int) -> Params:
-    """Return the two keys for the factor and the original length."""
+    """Return the two keys of a rope dict for the factor and the original length."""
     return {
         "factor": target / rope.original_context,
         "original_max_position_embeddings": rope.original_context,
@@ -348,13 +354,14 @@ def _lengths(rope: Rope, target: int) -> Params:
 
 
 def _mscale_pair(rope: Rope) -> Params:
-    """Return DeepSeek's two keys, as far as the embedding has them."""
+    """Return DeepSeek's two mscale keys of a rope dict, as far as the embedding has them."""
     pair = {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
     return {key: value for key, value in pair.items() if value}
 
 
 def with_attention(params: Params, attention_factor: float) -> Params:
-    """Add the attention factor under every name that a reader of this form looks at.
+    """Add the attention factor to a rope dict under every name that a reader of its rope type looks
+    at.
 
     vLLM reads only short_mscale/long_mscale of a longrope. Older versions and SGLang read only
     attn_factor of a yarn, which multiplies the default instead of replacing it.
@@ -377,7 +384,8 @@ Factors = tuple[float, ...]
 
 
 def theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Build the form that changes theta alone."""
+    """Return the rope dict of type `default` that changes theta alone; None if theta cannot express
+    the factors."""
     theta = _theta_shift(rope, factors)
     if theta is None:
         return None
@@ -385,7 +393,8 @@ def theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> P
 
 
 def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Build the form that divides every pair by one number, over another theta if that fits."""
+    """Return a linear rope dict, which divides every pair by one number, over another theta if that
+    fits; else None."""
     factor = factors[0]
     whole = target / rope.original_context
     if agree(factor, whole):
@@ -397,7 +406,8 @@ def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> 
 
 
 def _share(turning: int, dim: int) -> float:
-    """Return the partial factor that stock's int(p * d // 2) turns back into this many pairs."""
+    """Return the partial_rotary_factor of a rope dict that stock's int(p * d // 2) turns back into
+    this many pairs."""
     share = 2 * turning / dim
     if int(share * dim // 2) != turning:
         return math.nextafter(share, 2.0)
@@ -405,7 +415,8 @@ def _share(turning: int, dim: int) -> float:
 
 
 def proportional_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Build the form of the models whose last pairs do not turn.
+    """Return a proportional rope dict, for models whose last pairs do not turn; None for any other
+    model.
 
     No other model gets it: its partial_rotary_factor means something else there.
     """
@@ -426,7 +437,8 @@ def proportional_form(rope: Rope, factors: Factors, wanted: Spectrum, target: in
 
 
 def yarn_theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Build a yarn whose ramp begins beyond the last pair: theta with a temperature.
+    """Return a yarn rope dict whose ramp begins beyond the last pair: theta with a temperature;
+    None if none fits.
 
     The ramp starts at index d/2 + 1/2 (floored to d/2) and ends at d - 1, so that every pair keeps
     its frequency: beta(k) = L / (2 pi theta^(2k/d)).
@@ -437,6 +449,8 @@ def yarn_theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int)
     dim = rope.dim
 
     def beta(index: float) -> float:
+        """Return the turns, inside the original context, of the rotary pair at an index: a beta of
+        the yarn dict."""
         wavelength: float = 2 * math.pi * theta ** (2 * index / dim)
         return rope.original_context / wavelength
 
@@ -446,7 +460,7 @@ def yarn_theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int)
 
 
 def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Build a longrope for any pair and attention factors; short = long unless two sets are
+    """Return a longrope dict for any pair and attention factors; short = long unless two sets are
     wanted."""
     if rope.original_context < 2:  # stock divides by its logarithm
         return None
@@ -465,7 +479,7 @@ def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -
 
 
 def divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
-    """Return the divisor of each plain frequency; infinite if the pair must not turn."""
+    """Return the pair factor of each plain RoPE frequency; infinite if the pair must not turn."""
     factors = []
     for frequency, slower in zip(plain, wanted, strict=True):
         factors.append(frequency / slower if slower else math.inf)
@@ -479,7 +493,7 @@ GENERAL = (theta_form, linear_form, proportional_form, yarn_theta_form, longrope
 def candidates(
     rope: Rope, wanted: Spectrum, target: int, native: Params | None = None
 ) -> Iterator[Params]:
-    """Yield every stock dict that reads back as exactly the wanted spectrum.
+    """Yield every stock rope dict that reads back as exactly the wanted spectrum.
 
     The method's own dict comes first, then one dict of each form that can express the same, best
     form first.

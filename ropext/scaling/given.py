@@ -20,7 +20,7 @@ _GIVEN = dict[str, Function]()
 
 
 def name_of(function: Function) -> str:
-    """Return the name of a function that Python hands over.
+    """Return the name (module:function) of a scaling function that Python hands over as a method.
 
     Keep the function under that name if its module has no attribute, or another one, by that name.
     """
@@ -40,8 +40,8 @@ def name_of(function: Function) -> str:
 
 
 def function_called(name: str) -> Function | None:
-    """Return the function that a name means now: the attribute of its module, else the function
-    that was handed over, else None.
+    """Return the user's scaling function that a name means now: the attribute of its module, else
+    the function that was handed over, else None.
 
     Nothing is imported.
     """
@@ -53,19 +53,21 @@ def function_called(name: str) -> Function | None:
 
 
 def innermost(function: Function) -> Function:
-    """Return the function to which partials bind arguments."""
+    """Return the user's scaling function to which partials bind arguments."""
     while isinstance(function, partial):
         function = function.func
     return function
 
 
 def _digest(function: Function) -> str:
+    """Return eight hex digits of the SHA-256 of a user's scaling function's behaviour, for its
+    name."""
     return sha256(_text(function, ()).encode()).hexdigest()[:8]
 
 
 def _text(value: object, around: tuple[int, ...]) -> str:
-    """Write the facts that decide a function's behaviour: its code, and the values that are bound
-    to it.
+    """Return the facts that decide the behaviour of a user's scaling function: its code, and the
+    values that are bound to it.
 
     `around` are the ids of the values that contain this one; a value may contain itself.
     """
@@ -79,7 +81,8 @@ def _text(value: object, around: tuple[int, ...]) -> str:
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the values that make up a value; None if its repr describes it fully."""
+    """Return the parts of a value in a user's scaling function, for its digest; None if its repr
+    describes it fully."""
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, MethodType):
@@ -100,7 +103,7 @@ def _parts(value: object) -> list[object] | None:
 
 
 def _enclosed(function: FunctionType) -> list[object]:
-    """Return the values that a function takes from the functions around it."""
+    """Return the values that a user's scaling function takes from the functions around it."""
     values = list[object]()
     for cell in function.__closure__ or ():
         try:

@@ -34,7 +34,7 @@ class LongropeKnobs:
 
 
 def _check_factors(rope: Rope, factors: tuple[float, ...], which: str) -> None:
-    """Raise unless the factors are one positive number per pair."""
+    """Raise UsageError unless --pair-factors gives one positive number per rotary pair."""
     pairs = rope.dim // 2
     if len(factors) != pairs:
         raise UsageError(
@@ -49,7 +49,7 @@ def _check_factors(rope: Rope, factors: tuple[float, ...], which: str) -> None:
 
 
 def longrope(rope: Rope, target: int, knobs: LongropeKnobs) -> Scaling:
-    """Scale by f'_i = f_i / lambda_i.
+    """Scale RoPE by one factor per pair, f'_i = f_i / lambda_i.
 
     The attention factor is 1; the caller applies the factor of a file or a flag.
     """
@@ -98,7 +98,8 @@ PairFactors = tuple[tuple[float, ...], tuple[float, ...] | None, float | None]
 
 
 def parse_pair_factors(text: str, name: str) -> PairFactors:
-    """Read the numbers of each pair, and the attention factor if the file has one.
+    """Return the number of each rotary pair in a file of --pair-factors, and the attention factor
+    if the file has one.
 
     The text may be a JSON list, or a JSON object with `pair_factors`, `long_factor` or
     `rescale_factors`, and `short_factor` (also inside `rope_scaling` or `rope_parameters`). It may
@@ -126,6 +127,8 @@ def parse_pair_factors(text: str, name: str) -> PairFactors:
 
 
 def _numbers(items: object, name: str) -> tuple[float, ...]:
+    """Return the numbers of a list in a file of --pair-factors; raise InputError if an item is no
+    number."""
     if not isinstance(items, list):
         raise InputError(f"--pair-factors {name}: expected a list of numbers")
     try:
@@ -138,6 +141,7 @@ def _numbers(items: object, name: str) -> tuple[float, ...]:
 
 
 def _json_factors(text: str, name: str) -> PairFactors:
+    """Return the pair factors and the attention factor from a JSON file of --pair-factors."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -165,7 +169,8 @@ def _json_factors(text: str, name: str) -> PairFactors:
 
 
 def _attention(data: Mapping[str, object], name: str) -> float | None:
-    """Return the attention factor of a longrope dict, or None if the dict determines none.
+    """Return the attention factor of a longrope dict in a file of --pair-factors, or None if it
+    determines none.
 
     A stated factor wins; otherwise it is computed from the lengths, as stock does.
     """

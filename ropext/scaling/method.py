@@ -43,4 +43,5 @@ class Method:
     colour: int | None = None  # its place in the palette of pictures [the next that is free]
 
     def knob_names(self) -> tuple[str, ...]:
+        """Return the names of the knobs of a scaling method."""
         return tuple(f.name for f in fields(self.knobs))

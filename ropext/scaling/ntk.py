@@ -9,13 +9,16 @@ from ropext.scaling.rope import Rope
 
 
 def _by_theta(rope: Rope, theta_ratio: float) -> Scaling:
-    """Multiply theta by the ratio, which divides the frequency of pair i by ratio^(2i/d)."""
+    """Return the scaling that multiplies theta by a ratio, and so divides RoPE pair i by
+    ratio^(2i/d)."""
     factors = tuple(theta_ratio ** (2 * i / rope.dim) for i in range(rope.dim // 2))
     native = {"rope_type": "default", "rope_theta": rope.theta * theta_ratio}
     return Scaling(factors, native=native)
 
 
 def _needs_two_pairs(rope: Rope, method: str) -> None:
+    """Raise UsageError if a rotary embedding has one pair alone, which methods that move theta
+    cannot scale."""
     if rope.dim == 2:
         raise UsageError(
             f"--method {method} cannot scale a rotary dim of 2: theta does not enter its only "
@@ -24,14 +27,15 @@ def _needs_two_pairs(rope: Rope, method: str) -> None:
 
 
 def ntk(rope: Rope, target: int, knobs: NoKnobs) -> Scaling:
-    """Scale by theta' = theta * s^(d/(d-2)): the last pair is divided by s (YaRN, eq. 16)."""
+    """Scale RoPE by theta' = theta * s^(d/(d-2)): the last pair is divided by s (YaRN, eq. 16)."""
     _needs_two_pairs(rope, "ntk")
     s = target / rope.context
     return _by_theta(rope, s ** (rope.dim / (rope.dim - 2)))
 
 
 def dynamic(rope: Rope, target: int, knobs: NoKnobs) -> Scaling:
-    """Freeze dynamic NTK at the target: theta' = theta * (s*l/L - (s-1))^(d/(d-2)), l = s*L.
+    """Scale RoPE by dynamic NTK frozen at the target: theta' = theta * (s*l/L - (s-1))^(d/(d-2)), l
+    = s*L.
 
     It is frozen because the stock form keeps state between calls and every loader reads it
     differently.
@@ -51,8 +55,8 @@ class AbfKnobs:
 
 
 def abf(rope: Rope, target: int, knobs: AbfKnobs) -> Scaling:
-    """Set the theta that the user gives: adjusted base frequency (Xiong et al. 2023, section
-    4.1)."""
+    """Scale RoPE to the theta that the user gives: adjusted base frequency (Xiong et al. 2023,
+    section 4.1)."""
     _needs_two_pairs(rope, "abf")
     if knobs.theta is None:
         raise UsageError("--method abf needs --theta, the new rotary base (e.g. --theta 1e6)")

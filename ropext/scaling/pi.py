@@ -5,7 +5,8 @@ from ropext.scaling.rope import Rope
 
 
 def pi(rope: Rope, target: int, knobs: NoKnobs) -> Scaling:
-    """Scale by f'_i = f_i / s: positions m become m/s (section 3.2, eq. 4), so no phase is new."""
+    """Scale RoPE by f'_i = f_i / s: positions m become m/s (section 3.2, eq. 4), so no phase is
+    new."""
     s = target / rope.context
     native = {"rope_type": "linear", "rope_theta": rope.theta, "factor": s}
     return Scaling((s,) * (rope.dim // 2), native=native)

@@ -34,11 +34,12 @@ class Spectrum:
 
     @property
     def wavelengths(self) -> tuple[float, ...]:
-        """Tokens per full turn of each pair; infinite for a pair that does not turn."""
+        """Return the tokens per full turn of each rotary pair; infinite for a pair that does not
+        turn."""
         return tuple(2 * math.pi / f if f else math.inf for f in self.inv_freq)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the float64 values, by which two plans can be compared."""
+        """Return the SHA-256 of a spectrum's float64 values, by which two plans can be compared."""
         values = list(self.inv_freq)
         values += [self.attention_factor, self.softmax_factor]
         if self.short_inv_freq is not None:
@@ -48,7 +49,7 @@ class Spectrum:
 
 
 def plain_inv_freq(dim: int, theta: float) -> tuple[float, ...]:
-    """Return theta^(-2i/dim) for each pair."""
+    """Return the plain RoPE frequency theta^(-2i/dim) of each rotary pair."""
     return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))
 
 
@@ -79,6 +80,8 @@ class Rope:
     nested: bool = False
 
     def __post_init__(self) -> None:
+        """Raise ValueError for an impossible rotary dim, theta or number of pair factors; fill
+        original_context."""
         if self.dim < 2 or self.dim % 2:
             raise ValueError(f"a rotary dim is even and at least 2, was {self.dim}")
         if not 0 < self.theta < math.inf:
@@ -91,23 +94,26 @@ class Rope:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the config already changes the plain frequencies or their temperature."""
+        """Return whether a config already changes the plain RoPE frequencies or their
+        temperature."""
         return self.attention_factor != 1 or not self.is_geometric
 
     @property
     def is_geometric(self) -> bool:
-        """Whether every pair that turns does so at theta^(-2i/dim)."""
+        """Return whether every rotary pair that turns does so at theta^(-2i/dim)."""
         factors = self.pair_factors + self.short_pair_factors
         return all(p in (1, math.inf) for p in factors)
 
     @property
     def has_non_rotating(self) -> bool:
-        """Whether some pairs do not turn: only the stock form `proportional` can express that."""
+        """Return whether some rotary pairs do not turn: only the stock form `proportional` can
+        express that."""
         return math.inf in self.pair_factors
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """The spectrum of the model today."""
+        """Return the spectrum of the rotary embedding today, with the scaling that its config
+        declares."""
         plain = plain_inv_freq(self.dim, self.theta)
         factors = self.pair_factors or (1.0,) * len(plain)
         short = self.short_pair_factors
@@ -120,7 +126,7 @@ class Rope:
         )
 
     def original(self) -> "Rope":
-        """Return the same embedding before the scaling that its config declares."""
+        """Return the same rotary embedding before the scaling that its config declares."""
         standing = tuple(p if p == math.inf else 1.0 for p in self.pair_factors)
         return replace(
             self,
@@ -157,7 +163,8 @@ class RopeSite(Site):
     layers: int | None = field(default=None, kw_only=True)  # how many use it, if known
 
     def of(self, rope: Rope) -> "RopeSite":
-        """Return the same place with another embedding, whose own spectrum is the wanted one."""
+        """Return the same place in a config with another rotary embedding, whose own spectrum is
+        the wanted one."""
         return replace(self, rope=rope, wanted=rope.spectrum)
 
 
@@ -165,6 +172,7 @@ class Absent:
     """The value of a key that is missing, in contrast to null."""
 
     def __repr__(self) -> str:
+        """Return "absent", for a missing key of a config in contrast to null."""
         return "absent"
 
 
@@ -183,11 +191,11 @@ class Edit:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The keys that lead to the value, from the outermost on."""
+        """Return the keys that lead to the edited value of a config, from the outermost on."""
         return tuple(self.key.split("."))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the edit as a dict, with the name of its file left out.
+        """Return the edit of a config as a dict, with the name of its file left out.
 
         `before` is left out if the key is new, and `after` if the key is removed.
         """
@@ -200,20 +208,21 @@ class Edit:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "Edit":
-        """Build the edit that a plan or a record lists."""
+        """Return the edit of a config that a plan or a record lists."""
         before = entry.get("before", ABSENT)
         after = entry.get("after", ABSENT)
         return cls(str(entry["key"]), before, after, entry.get("file", CONFIG))
 
 
 def turns(spectrum: Spectrum, context: int) -> tuple[float, ...]:
-    """Count the full turns of each pair inside `context` tokens (YaRN, eq. 17: r = L/lambda)."""
+    """Return the full turns of each rotary pair inside `context` tokens (YaRN, eq. 17: r =
+    L/lambda)."""
     return tuple(context * f / (2 * math.pi) for f in spectrum.inv_freq)
 
 
 def phase_ratio(rope: Rope, wanted: Spectrum, target: int) -> tuple[float, ...]:
-    """Return each pair's phase needed at `target` over its phase seen in training; above 1 the pair
-    extrapolates.
+    """Return each rotary pair's phase needed at `target` over its phase seen in training; above 1
+    the pair extrapolates.
 
     min(2*pi, (T-1)*f') / min(2*pi, (L-1)*f): a pair that has made a full turn has seen every phase.
     """
@@ -227,7 +236,8 @@ def phase_ratio(rope: Rope, wanted: Spectrum, target: int) -> tuple[float, ...]:
 
 
 def compression(trained: Spectrum, wanted: Spectrum) -> tuple[float, ...]:
-    """Return the factor by which each pair is slower than in training."""
+    """Return the factor by which each rotary pair of a wanted spectrum is slower than in
+    training."""
     pairs = zip(trained.inv_freq, wanted.inv_freq, strict=True)
     return tuple(now / new if new else (1.0 if not now else math.inf) for now, new in pairs)
 
@@ -242,7 +252,8 @@ class Explanation:
 
 
 def explain(rope: Rope, wanted: Spectrum, target: int) -> Explanation:
-    """Count the pairs pushed beyond their trained phase, and average the compression."""
+    """Return how many rotary pairs a wanted spectrum pushes beyond their trained phase, and the
+    mean compression."""
     # 1e-3: (T-1)/(L-1) against T/L makes a fully interpolated pair look extrapolated by 1/L.
     ratios = [r for r in phase_ratio(rope, wanted, target) if r > 1 + 1e-3 + 1 / rope.context]
     turning = zip(compression(rope.spectrum, wanted), rope.spectrum.inv_freq, strict=True)
@@ -283,16 +294,16 @@ class Positions:
 
     @property
     def carried(self) -> bool:
-        """Whether a stock checkpoint can express that its scheme was extended."""
+        """Return whether a stock checkpoint can express that its position scheme was extended."""
         return bool(self.key) and self.kind != "alibi"
 
     @property
     def rows(self) -> int:
-        """The number of rows of a table that holds this context."""
+        """Return the number of rows of a learned position table that holds this context."""
         return self.offset + self.context
 
     def is_table(self, name: str) -> bool:
-        """Tell whether a tensor of this name is one of the position tables."""
+        """Return whether a tensor of this name is one of the model's position tables."""
         ends = "|".join(map(re.escape, self.tensors))
         other = self.path and NOT_TEXT.search(name)
         return bool(ends and re.search(rf"(^|\.)({ends})$", name)) and not other

@@ -37,21 +37,22 @@ class Fold:
 
     @property
     def begins(self) -> int:
-        """The first position whose query may see a grouped key."""
+        """Return the first position whose query may see a grouped key of Self-Extend."""
         return self.window if self.literal else self.context
 
     @property
     def knobs(self) -> dict[str, int]:
-        """The settings that a plan and the results list."""
+        """Return the settings of Self-Extend that a plan and the results list."""
         rule = {"literal": True} if self.literal else {}
         return {"window": self.window, "group": self.group} | rule
 
     def key_positions(self, positions: Positions) -> Positions:
-        """Return k // G for a number or a tensor of them."""
+        """Return Self-Extend's grouped key positions k // G, for a number or a tensor of them."""
         return positions // self.group if self.group else positions - positions
 
     def query_positions(self, positions: Positions) -> Positions:
-        """Return p // G + W - W // G: a key at the window's edge keeps its distance."""
+        """Return Self-Extend's query positions p // G + W - W // G: a key at the window's edge
+        keeps its distance."""
         window = self.window - self.key_positions(self.window)
         return self.key_positions(positions) + window
 
@@ -69,7 +70,7 @@ class FoldOptions:
 
     @property
     def name(self) -> str:
-        """The method with its given options: `self-extend-literal-w512-g8`."""
+        """Return the method Self-Extend with its given options: `self-extend-literal-w512-g8`."""
         parts = [NAME]
         if self.literal:
             parts.append("literal")
@@ -83,7 +84,7 @@ class FoldOptions:
 def fold(
     context: int, target: int, options: FoldOptions, spectra: tuple[tuple[float, ...], ...]
 ) -> Fold:
-    """Choose window and group.
+    """Return the window and group of Self-Extend, with the defaults if the user gives none.
 
     The default window is half of the context. The default group is half as much again as the
     smallest group that keeps every grouped distance within the context: target // G + W - W // G <=

@@ -36,7 +36,8 @@ class PositionMethod:
 
 
 def grow_linear(rows: "Rows", target: int) -> "Rows":
-    """Return r'_j = (1 - f) r_i + f r_(i+1) with j n/T = i + f (Zhu et al. 2024, section 3.1).
+    """Return the rows of an interpolated position table, r'_j = (1 - f) r_i + f r_(i+1) with j n/T
+    = i + f (Zhu et al. 2024, section 3.1).
 
     Beyond the last old row, which position T/n (n - 1) reads, continue the line of the last two, as
     Long-CLIP does (Zhang et al. 2024): repeated copies of the last row would all be alike.
@@ -56,7 +57,8 @@ def grow_linear(rows: "Rows", target: int) -> "Rows":
 
 
 def kept_by_linear(count: int, target: int) -> dict[int, int]:
-    """Return the old rows that stay: row i moves to i T/n if that is a whole number."""
+    """Return the old rows of a position table that stay: row i moves to i T/n if that is a whole
+    number."""
     kept = dict[int, int]()
     for old in range(count):
         if old * target % count == 0:
@@ -65,15 +67,16 @@ def kept_by_linear(count: int, target: int) -> dict[int, int]:
 
 
 def grow_copy(rows: "Rows", target: int) -> "Rows":
-    """Return r'_j = r_(j mod n): the table repeated (Beltagy et al. 2020, section 5)."""
+    """Return the rows of a repeated position table, r'_j = r_(j mod n) (Beltagy et al. 2020,
+    section 5)."""
     import numpy as np
 
     return rows[np.arange(target) % len(rows)]
 
 
 def ntk_slopes(heads: int, factor: float) -> list[float]:
-    """Return s^(-(h-1)/(H-1)) for head h of H: near tokens keep their penalty, the farthest reach
-    grows by s.
+    """Return ALiBi's multiplier s^(-(h-1)/(H-1)) for head h of H: near tokens keep their penalty,
+    the farthest reach grows by s.
 
     This is NTK-ALiBi (github.com/keezen/ntk_alibi, which counts the heads in their given order).
     """
@@ -134,7 +137,7 @@ METHODS = {method.name: method for method in LISTED}
 
 
 def methods_for(positions: Positions) -> dict[str, PositionMethod]:
-    """Return the methods for models with such positions, the default first."""
+    """Return the methods for models with such a position scheme, the default first."""
     return {name: method for name, method in METHODS.items() if positions.kind in method.kinds}
 
 
@@ -151,11 +154,13 @@ class Growth:
 
     @property
     def rows(self) -> int:
+        """Return the number of rows of a position table after its growth."""
         return self.positions.offset + self.target
 
     @property
     def old_rows(self) -> dict[int, int]:
-        """The place of each old row that stays; the first place if there are several."""
+        """Return the place of each old row that stays in a grown position table, the first place if
+        there are several."""
         places = dict[int, int]()
         for new, old in self.kept.items():
             places.setdefault(old, new)
@@ -163,11 +168,12 @@ class Growth:
 
     @property
     def extended(self) -> Positions:
-        """The scheme with the new length."""
+        """Return the position scheme with the new length."""
         return replace(self.positions, context=self.target)
 
     def undone(self) -> "Growth | None":
-        """Return the growth back to the old rows; None if not all of them were kept."""
+        """Return the growth of a position table back to its old rows; None if not all of them were
+        kept."""
         count = self.positions.context
         old_rows = self.old_rows
         if len(old_rows) < count:
@@ -177,14 +183,15 @@ class Growth:
 
 
 def growth(positions: Positions, method: str, target: int) -> Growth:
-    """Apply a method to the tables of a model with such positions."""
+    """Return the growth of a model's position tables by a method."""
     entry = METHODS[method]
     kept = entry.kept(positions.context, target)
     return Growth(positions, target, entry.grow, kept, entry.slopes)
 
 
 def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:
-    """Return the first distance of each bucket; beyond the last one all distances are alike.
+    """Return the first distance of each bucket of relative positions; beyond the last one all
+    distances are alike.
 
     T5: b(d) = e + floor(log(d/e) / log(D/e) (n - e)) from e = n/2 on, at most n - 1 (Raffel et al.
     2020, section 2.1; n is half of the buckets if both sides are seen). DeBERTa: b(d) = e +
@@ -212,7 +219,8 @@ def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:
 
 
 def alike(positions: Positions) -> str:
-    """Return in words the distance from which on all tokens look equally far."""
+    """Return in words the distance from which on a relative position scheme sees all tokens as
+    equally far."""
     if positions.kind != "buckets":
         return f"{starts(positions)[-1]:,}"
     both = starts(positions)[-1]

@@ -30,7 +30,7 @@ class YarnKnobs:
 
 
 def _bounds_now(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
-    """Return the ramp's ends as pair indices for an embedding that is scaled already.
+    """Return YaRN's ramp ends as pair indices for a rotary embedding that is scaled already.
 
     The closed form does not hold there. An end is the index at which the *current* wavelengths make
     the wanted number of turns.
@@ -50,8 +50,8 @@ def _bounds_now(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
 
 
 def _index_at(points: list[tuple[int, float]], wanted: float, step: float) -> float:
-    """Find the index at which falling values cross `wanted`: linear between two pairs, like the
-    closed form.
+    """Return the rotary pair's index, for YaRN's ramp, at which falling values cross `wanted`:
+    linear between two pairs, like the closed form.
 
     Beyond the first and the last pair, extend the outer piece. If that piece does not fall, or if
     there is only one pair, use plain RoPE's `step` per pair.
@@ -69,7 +69,8 @@ def _index_at(points: list[tuple[int, float]], wanted: float, step: float) -> fl
 
 
 def yarn(rope: Rope, target: int, knobs: YarnKnobs) -> Scaling:
-    """Scale by f' = f/s * ramp + f * (1 - ramp), with a ramp that is linear in the pair index.
+    """Scale RoPE by YaRN: f' = f/s * ramp + f * (1 - ramp), with a ramp that is linear in the pair
+    index.
 
     The paper's eq. 18 is linear in turns instead (that is --method by-parts). The paper's code,
     transformers, vLLM and llama.cpp compute the formula above.
