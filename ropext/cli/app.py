@@ -47,9 +47,11 @@ HEAVY = ("torch", "transformers", "accelerate", "peft", "datasets", "gguf", "mat
 
 
 def _unread(summary: str) -> Callable[[], None]:
-    """Return a placeholder for a command whose module this run does not need."""
+    """Return a placeholder for a command of the command line whose module this run does not
+    need."""
 
     def command() -> None:
+        """Raise AssertionError, because the module of this command was not imported."""
         raise AssertionError("a command ran whose module was not imported")
 
     command.__doc__ = summary
@@ -57,8 +59,8 @@ def _unread(summary: str) -> Callable[[], None]:
 
 
 def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
-    """Return the application. It imports the module of `wanted`, or of every command if that is
-    None, and groups the help if `words` ask for it."""
+    """Return the typer application. It imports the module of `wanted`, or of every command if that
+    is None, and groups the help if `words` request it."""
     help_names = ["-h", "--help"]
     app = typer.Typer(
         name="ropext",
@@ -188,8 +190,8 @@ def _code_of(words: list[str]) -> int:
 
 
 def _failed(sentence: str, exit_code: int, words: list[str]) -> int:
-    """Print why the command failed, with --json also on stdout for a program; return the exit
-    code."""
+    """Print why the command failed on stderr, with --json also on stdout for a program; return the
+    exit code."""
     fail(sentence)
     if "--json" in words:
         fail_as_json(sentence, exit_code, words)
@@ -197,8 +199,8 @@ def _failed(sentence: str, exit_code: int, words: list[str]) -> int:
 
 
 def _interrupted(sentence: str, words: list[str]) -> int:
-    """Print the state that an interrupt leaves behind; return the exit code. An empty sentence is
-    printed only as JSON, because the person read it when the interrupt came."""
+    """Print on stderr the state that an interrupted command leaves behind; return the exit code. An
+    empty sentence is printed only as JSON, because the person read it when the interrupt came."""
     if sentence:
         return _failed(sentence, NothingKept.exit_code, words)
     if "--json" in words:
@@ -207,8 +209,8 @@ def _interrupted(sentence: str, words: list[str]) -> int:
 
 
 def _check_words(words: list[str]) -> None:
-    """Raise UsageError for an empty word, which a shell makes from "$OUT" if OUT is not set. As a
-    path it would be the working directory."""
+    """Raise UsageError for an empty word of the command line, which a shell makes from "$OUT" if
+    OUT is not set. As a path it would be the working directory."""
     for before, word in pairwise(["ropext", *words]):
         if word == "" and not before.startswith("-"):
             raise UsageError(
@@ -250,8 +252,8 @@ def _parser_error_sentence(error: Any, words: list[str]) -> str:
 
 
 def _is_near(option: str, name: str) -> bool:
-    """Return whether one option begins with the other, or few letters differ. Typer also offers
-    options in which many differ."""
+    """Return whether one option of the command line begins with the other, or few letters differ.
+    Typer also offers options in which many differ."""
     if option.startswith(name) or name.startswith(option):
         return True
     return SequenceMatcher(None, option, name).ratio() > 0.8

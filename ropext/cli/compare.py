@@ -26,8 +26,8 @@ FailIf = Annotated[
 
 
 def _runs_of_patterns(runs: list[str]) -> list[str]:
-    """Return the runs with each pattern replaced by its matches, because Windows shells expand
-    none."""
+    """Return the runs on the command line of `ropext compare` with each pattern replaced by its
+    matches, because Windows shells expand none."""
     paths = list[str]()
     for run in runs:
         matches = sorted(glob(run)) if "*" in run else []

@@ -37,7 +37,8 @@ def train(
     dry_run: bool,
     wanted: push.Push | None,
 ) -> None:
-    """Run the requested training, and print its result from the main process."""
+    """Run the training of `ropext fit` or `finetune`, and print its result from the main
+    process."""
     from ropext.models import processes
 
     with request.prepared(output, call) as prepared:
@@ -55,7 +56,7 @@ def train(
 
 
 def show_counted(out: Out, job: "TrainingObjective[Any]", output: Path | None, call: Call) -> None:
-    """Print the cost of a training, or that it was done before."""
+    """Print the cost of a training for --dry-run, or that it was done before."""
     from ropext.models import processes
     from ropext.training import report
 
@@ -74,7 +75,8 @@ def show_counted(out: Out, job: "TrainingObjective[Any]", output: Path | None, c
 def show_done_before(
     out: Out, command: str, done: "TrainingResult", wanted: push.Push | None
 ) -> None:
-    """Print that a training was done before, and push its output if the user wants a push."""
+    """Print as the command's result that a training was done before, and push its output if the
+    user wants a push."""
     text = f"{done.output}: {command} was done before, skipped (--force does it again)"
     push.result(out, text, done.to_json() | {"done_before": True}, done.output, wanted)
 

@@ -26,6 +26,7 @@ class Heading(str):
     basic: bool  # shown by --help, not by --help-all alone
 
     def __new__(cls, panel: Panel, *, basic: bool) -> Self:
+        """Return the heading of a group of options in a command's help."""
         heading = super().__new__(cls, panel)
         heading.basic = basic
         return heading
@@ -80,8 +81,8 @@ Data = Annotated[
 
 
 def output_option(metavar: str, help_text: str, panel: Heading | None = BASIC_OUTPUT) -> Any:
-    """Return typer's declaration of `--output`; a `~` in its path is replaced by the home
-    directory."""
+    """Return typer's declaration of a command's `--output`; a `~` in its path is replaced by the
+    home directory."""
     return typer.Option(
         "--output",
         "-o",
@@ -131,8 +132,8 @@ Format = Annotated[
 
 
 def check_plot(plot: Path | None, read: guard.Named) -> None:
-    """Raise if the picture would replace, enclose or be inside an input, or replace a file that is
-    no picture."""
+    """Raise if the picture of --plot would replace, enclose or be inside an input, or replace a
+    file that is no picture."""
     if plot is not None:
         guard.check(read, {"--plot": plot})
         guard.check_file(plot, "--plot", guard.PICTURE)
@@ -143,8 +144,8 @@ Given = dict[str, Any]  # options that were given, by the names of their fields
 
 
 def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
-    """Return one field declared as an option; its class checks anything that a command line
-    cannot."""
+    """Return one field declared as an option of the command line for typer; its class checks
+    anything that a command line cannot."""
     value = value_kind(info)
     kind: Any = value.kind
     if value.is_list:
@@ -183,9 +184,11 @@ def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
 
 
 def _length_parser(flag: str) -> Callable[[str], int]:
-    """Return a parser of lengths whose errors name this flag."""
+    """Return a parser of lengths for typer whose errors name this flag of the command line."""
 
     def parse(text: str) -> int:
+        """Return the length in a value of the command line, such as 32k; an error names the
+        flag."""
         return parse_length(text, flag)
 
     return parse
@@ -196,6 +199,8 @@ class OptionsOf:
     user gave arrive there as one dict."""
 
     def __init__(self, *kinds: type[Options], only: Sequence[str] = ()) -> None:
+        """Keep the option classes whose fields a command takes on the command line, or `only` some
+        of them."""
         self.kinds = kinds
         self.only = only
 
@@ -209,7 +214,7 @@ class OptionsOf:
 
 
 def command_of(name: str) -> Command:
-    """Import the module of a command; return the command as typer shall see it.
+    """Import the module of a command of the command line; return the command as typer shall see it.
 
     It takes its options, --json and --quiet, of which its parameter `out` is made, and --log-times,
     which `main` reads before anything is printed.
@@ -256,7 +261,7 @@ class Grouped(TyperCommand):
     everything: ClassVar[bool] = False
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, then the panels in their order."""
+        """Write the help of a command: arguments, then the panels of options in their order."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for panel in Panel:
             sections[panel] = []

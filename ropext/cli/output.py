@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def visible(text: str) -> str:
-    """Return a text without tokens, because logs are kept, and with characters escaped that a
-    terminal would obey or could not encode, because untrusted people write configs.
+    """Return a text for the terminal without tokens, because logs are kept, and with characters
+    escaped that a terminal would obey or could not encode, because untrusted people write configs.
 
     It imports nothing: a signal may arrive in the middle of an import.
     """
@@ -58,6 +58,7 @@ class Timed:
     write. It is no terminal, so progress comes in lines."""
 
     def __init__(self, stream: TextIO) -> None:
+        """Wrap stderr for --log-times; the next text begins a line."""
         self.stream = stream
         self.begins_line = True
 
@@ -75,6 +76,7 @@ class Timed:
         return False
 
     def __getattr__(self, name: str) -> Any:
+        """Return any other attribute of the wrapped stderr, for --log-times."""
         return getattr(self.stream, name)
 
 
@@ -87,11 +89,13 @@ class Out:
     has_result = False  # in this process: stdout must hold one JSON document, not two
 
     def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
+        """Keep whether --json and --quiet were given to the command."""
         self.as_json = as_json
         self.quiet = quiet
 
     def result(self, text: str, data: Any) -> None:
-        """Print the result: text for people, or one JSON document with --json."""
+        """Print the result of a command on stdout: text for people, or one JSON document with
+        --json."""
         body = as_json(data) if self.as_json else visible(text)
         Out.has_result = True
         try:
@@ -104,8 +108,8 @@ class Out:
             raise InputError(f"the result cannot be printed: {error.strerror}") from None
 
     def tables(self, tables: "Iterable[Table]", lines: Iterable[str], wanted: "Format") -> None:
-        """Print only the tables, in the format of --format; the sentences that belong to them go to
-        stderr."""
+        """Print only the tables of a command, in the format of --format; the sentences that belong
+        to them are printed on stderr."""
         from ropext.base.table import in_format  # late: not every result is a table
 
         self.result(in_format(tables, wanted), None)
@@ -118,7 +122,7 @@ class Out:
             raise UsageError(f"--format {wanted} and --json are two forms of the result; give one")
 
     def picture(self, path: Path, of: "ExtensionPlan | Inspection | PositionFacts") -> None:
-        """Write the file of --plot."""
+        """Write the picture of --plot, and print its path on stderr."""
         from ropext.results.report import plots  # late: it loads matplotlib
 
         try:
@@ -134,7 +138,7 @@ class Out:
             sys.stderr.flush()
 
     def summarise(self, markdown: str) -> None:
-        """Append to the summary of the GitHub job, if this runs in one."""
+        """Append a command's Markdown to the summary of the GitHub job, if this runs in one."""
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if not summary:
             return
@@ -146,19 +150,19 @@ class Out:
 
     @property
     def animated(self) -> bool:
-        """Whether to draw progress bars: only if a person watches a terminal."""
+        """Return whether the command draws progress bars: only if a person watches a terminal."""
         return not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def fail(sentence: str) -> None:
-    """Print the error of a command that did not succeed, also with --quiet."""
+    """Print the error of a command that did not succeed on stderr, also with --quiet."""
     sys.stderr.write(f"error: {visible(sentence)}\n")
     sys.stderr.flush()
 
 
 def fail_as_json(sentence: str, exit_code: int, words: Sequence[str]) -> None:
-    """Print an error on stdout as JSON, unless a result was printed there. Its `option` is the
-    option that the sentence is about, as the command line has it, or the missing one."""
+    """Print a command's error on stdout as JSON, unless a result was printed there. Its `option` is
+    the option that the sentence is about, as the command line has it, or the missing one."""
     if Out.has_result or os.environ.get("RANK", "0") != "0":
         return
     named = re.findall(r"--[a-z][a-z-]*", sentence)
@@ -180,6 +184,7 @@ class Bar:
     SECONDS = 0.2  # between two pictures of it
 
     def __init__(self, out: Out, clock: Clock = time.monotonic) -> None:
+        """Keep the output on which the progress of a command is printed, and its clock."""
         self.out, self.pace = out, Pace(self.SECONDS, clock)
         self.tell = told(out.say, clock)
 
@@ -205,13 +210,14 @@ def call_of(
     keep_previous: bool = False,
     stop: Callable[[], bool] = SILENT.stop,
 ) -> Call:
-    """Return how this command was called: its words and options, with `out` as its listener."""
+    """Return how this command was called on the command line: its words and options, with `out` as
+    its listener."""
     hooks = Hooks(out.say, Bar(out).show, stop)
     return Call(hooks, tuple(sys.argv), force, trust_remote_code, keep_previous)
 
 
 def stoppable() -> AbstractContextManager[Callable[[], bool]]:
-    """Return a context in which Ctrl-C stops the work after its current piece."""
+    """Return a context in which Ctrl-C stops the command's work after its current piece."""
     return interruptible(
         fail, "interrupted; stopping after the current piece (Ctrl-C again ends at once)"
     )

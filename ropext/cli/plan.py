@@ -129,7 +129,8 @@ def _print_memory_fit(
     *,
     details: bool,
 ) -> None:
-    """Print which length fits into a memory, after the plan if one was requested."""
+    """Print which length fits into the memory of `ropext plan --memory`, after the plan if one was
+    requested."""
     from ropext.files import inspecting
     from ropext.files.inspecting.memory import memory_fit
     from ropext.results.report.memory import memory_text
@@ -145,7 +146,8 @@ def _print_memory_fit(
 
 
 def _unextended_text(served: "Served", verdict: str = "", *, details: bool) -> str:
-    """Return the text about a model that is served unchanged: one screen, or all of it."""
+    """Return the text that `ropext plan` prints about a model that is served unchanged: one screen,
+    or all of it."""
     from ropext.results.report import text
     from ropext.results.report.screen import served_screen
 
@@ -155,8 +157,8 @@ def _unextended_text(served: "Served", verdict: str = "", *, details: bool) -> s
 
 
 def _print_engine_gate(out: Out, served: "Served", names: Sequence[str], *, details: bool) -> None:
-    """Print how each engine reads a model. Raise if one of the engines in --for reads it
-    differently; in that case the reasons are printed too."""
+    """Print how each engine reads a model, for `ropext plan --for`. Raise if one of these engines
+    reads it differently; in that case the reasons are printed too."""
     from ropext.files import inspecting
 
     judged = inspecting.gate(served, names)
@@ -170,14 +172,15 @@ def _print_engine_gate(out: Out, served: "Served", names: Sequence[str], *, deta
 
 
 def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: bool) -> None:
-    """Print a plan."""
+    """Print a plan as the result of a command, and draw it for --plot."""
     if plot is not None:
         out.picture(plot, plan)
     out.result(_plan_text(plan, details), plan)
 
 
 def _plan_text(plan: "ExtensionPlan", details: bool) -> str:
-    """Return the text of a plan: one screen, or all of it."""
+    """Return the text of a plan that the command prints: one screen, or with --details all of
+    it."""
     from ropext.results.report import text
     from ropext.results.report.screen import plan_screen
 
@@ -187,8 +190,8 @@ def _plan_text(plan: "ExtensionPlan", details: bool) -> str:
 
 
 def _print_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) -> None:
-    """Print the plan of the method that the user gave, else of the recommended one, and then the
-    ranking."""
+    """Print for `ropext plan --measure` the plan of the method that the user gave, else of the
+    recommended one, and then the ranking."""
     from ropext.planning.methods import Recommendation
     from ropext.results.report.ranking import ranking_text
 

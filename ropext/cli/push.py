@@ -40,7 +40,7 @@ class Push:
 
 
 def check_push(push_to_hub: str | None, public: bool) -> Push | None:
-    """Return the push that --push-to-hub and --public request.
+    """Return the push that --push-to-hub and --public of a command request.
 
     Raise, before anything is computed, if something for it is missing.
     """
@@ -55,7 +55,7 @@ def check_push(push_to_hub: str | None, public: bool) -> Push | None:
 
 
 def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
-    """Push a directory with the figures that were measured of it."""
+    """Push a directory with the figures that were measured of it, and print the notes on stderr."""
     from ropext.pipeline.publishing import push
 
     with stoppable() as stop:
@@ -96,7 +96,7 @@ def result(out: Out, text: str, data: Any, directory: Path, wanted: Push | None)
 
 
 def push_command(directory: Path, wanted: Push) -> str:
-    """Return the command that pushes this output."""
+    """Return the `ropext push` command line that pushes this output, for an error."""
     words = ["ropext", "push", str(directory), wanted.repository]
     if wanted.public:
         words.append("--public")
@@ -106,8 +106,8 @@ def push_command(directory: Path, wanted: Push) -> str:
 
 
 def sentence(done: "Pushed") -> str:
-    """Return one line about the repository as it is on the hub now; for a dry run the files and the
-    card."""
+    """Return the line that `ropext push` prints about the repository as it is on the hub now; for a
+    dry run the files and the card."""
     kind = "private" if done.private else "public"
     if done.commit is None:
         from ropext.base.table import columns

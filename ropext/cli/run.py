@@ -82,7 +82,7 @@ def command(
 def forecast(
     out: Out, recipe: "Recipe", output: Path | None, call: Call, stages: "Stages | None" = None
 ) -> None:
-    """Print the cost of each stage of a run."""
+    """Print the cost of each stage of a run, for `ropext run --dry-run`."""
     from ropext.base.table import columns
     from ropext.pipeline import running
 
@@ -98,7 +98,8 @@ def do(
     call: Call,
     stages: "Stages | None" = None,
 ) -> None:
-    """Run a recipe and print its outcome; `ropext extend` with later steps does the same."""
+    """Run a recipe and print its outcome on the command line; `ropext extend` with later steps does
+    the same."""
     from ropext.models.processes import is_main
     from ropext.pipeline import running
 

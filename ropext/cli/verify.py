@@ -186,7 +186,8 @@ def command(
 
 
 def _issue_form(directory: str, endpoint: str, result: "Verification") -> str:
-    """Return the issue form for a cell of the loader table, filled in from a verification."""
+    """Return the issue form that `ropext verify --report` prints for a cell of the loader table,
+    filled in from a verification."""
     from ropext import families
     from ropext.base.jsontext import read_object
     from ropext.cli.versions import version_lines

@@ -22,7 +22,7 @@ def assembled(
     overlaps: Mapping[str, Overlap],
     stores: Mapping[str, str],
 ) -> Measurement:
-    """Return the whole measurement: each model with its source and its numbers.
+    """Return the whole measurement of an evaluation: each model with its source and its numbers.
 
     The numbers leave out the answers to tasks that cannot be measured, and depend only on the
     units' files. `overlaps` and `stores` are by label; `stores` has the names of the stores (empty
@@ -53,7 +53,8 @@ def assembled(
 
 
 def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
-    """Return the tasks of RULER over which `ruler@C` is the mean; None if there are none."""
+    """Return the tasks of RULER over which an evaluation's `ruler@C` is the mean; None if there are
+    none."""
     names = dict[str, None]()
     for model in models:
         for item in model.items:
@@ -67,7 +68,8 @@ def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
 def _model_source(
     reads: Workload, variant: Variant, store: str, has_documents: bool
 ) -> ModelSource:
-    """Return the origin of a model's numbers in results.json: checkpoint, store and passes."""
+    """Return the origin of an evaluated model's numbers in results.json: checkpoint, store and
+    passes."""
     info = dict(variant.info)
     info.pop("target", None)  # it has its own field
     passes = dict[str, int]()
@@ -89,7 +91,7 @@ def _model_source(
 
 
 def _model_numbers(measured: Measurement, variant: Variant) -> ModelNumbers:
-    """Return all numbers of one variant."""
+    """Return all numbers of one variant of an evaluation, computed from its losses and answers."""
     label = variant.label
     frame = measured.frame
     model = measured.models[label]

@@ -50,8 +50,8 @@ def closed_forms(
 def plans_of(
     methods: Iterable[str], plan: Callable[[str], Plan], asked: str | None = None
 ) -> tuple[dict[str, Plan], dict[str, str]]:
-    """Return the plan of every method that can be written here, and the reasons why the others
-    cannot.
+    """Return the plan of every method that the documents can compare here, and the reasons why the
+    others cannot be written.
 
     Raise the error of `asked` if it cannot be written, or the first error if no method can.
     """
@@ -79,6 +79,8 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
     """
 
     def rank_of(label: str) -> tuple[bool, int, int]:
+        """Return the sort key of a method whose measured loss equals another's: lost mRoPE,
+        loaders, form."""
         made = plans[label]
         lost = made.model.mrope and made.main.params["rope_type"] not in ("default", "yarn")
         exact = {reading.loader for reading in made.readings if reading.verdict == "same"}
@@ -90,8 +92,8 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
 def memory_only_variants(
     snapshot: Snapshot, recipe: Extend, folding: FoldOptions | None = None
 ) -> list[Variant]:
-    """Return the model with Self-Extend in memory, which is measured but never recommended; nothing
-    if it has no such plan.
+    """Return the model with Self-Extend in memory, which the documents measure but which is never
+    recommended; nothing if it has no such plan.
 
     Raise the error instead if the user gave `folding`.
     """
@@ -107,8 +109,8 @@ def memory_only_variants(
 
 
 def readable(computing: Computing, beside: Sequence[Variant]) -> list[Variant]:
-    """Return the variants that the loaded model's code can compute: not all attention can be
-    folded."""
+    """Return the variants to measure that the loaded model's code can compute: not all attention
+    can be folded."""
     able = list[Variant]()
     for variant in beside:
         with suppress(RopextError), computing(variant):
@@ -126,7 +128,7 @@ class Contenders:
 
     @property
     def variants_of_plans(self) -> list[Variant]:
-        """Return the model under each plan as a variant to read."""
+        """Return the model under each competing plan as a variant that reads the documents."""
         variants = list[Variant]()
         for label, plan in self.plans.items():
             variants.append(Variant(label, EXTENDED, self.snapshot, plan.config))
@@ -134,14 +136,15 @@ class Contenders:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """Return all variants to read, the base first."""
+        """Return all variants that read the documents, the base first."""
         return (Variant(BASE, BASE, self.snapshot), *self.variants_of_plans, *self.beside)
 
     @property
     def labels(self) -> list[str]:
-        """Return the labels of the variants that compete, all except the base."""
+        """Return the labels of the variants that compete on the documents, all except the base."""
         return [variant.label for variant in self.variants[1:]]
 
     def readable(self, computing: Computing) -> "Contenders":
-        """Return the contenders, except variants that the loaded model's code cannot compute."""
+        """Return the contenders to measure on documents, except variants that the loaded model's
+        code cannot compute."""
         return replace(self, beside=readable(computing, self.beside))

@@ -47,7 +47,8 @@ class Costs:
 def empty_model(
     snapshot: Snapshot, options: Evaluate, masked: bool, trust_remote_code: bool
 ) -> "PreTrainedModel":
-    """Build a model as an evaluation would load it, without weights."""
+    """Build a model as an evaluation would load it, without weights, to count the evaluation's
+    costs."""
     import torch
 
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -59,8 +60,8 @@ def empty_model(
 
 
 def check_models(lineup: Lineup, options: Evaluate, trust_remote_code: bool) -> None:
-    """Raise an error if --kl or --kv cannot be measured on a model, as far as class and config
-    show."""
+    """Raise an error if an evaluation cannot measure --kl or --kv on a model, as far as class and
+    config show."""
     variants = lineup.variants
     if options.kl:
         for snapshot in {one.snapshot.directory: one.snapshot for one in variants}.values():
@@ -106,8 +107,8 @@ def count_evaluation(
 
 
 def work_of(lineup: Lineup, reads: Workload) -> list[Passes]:
-    """Count passes by kind, from configs alone, with questions last; variants with the short window
-    answer the same questions on truncated text."""
+    """Count the passes of an evaluation by kind, from configs alone, with questions last; variants
+    with the short window answer the same questions on truncated text."""
     variants = lineup.variants
     parts = dict[Any, Passes]()
     readers = [variant.label for variant in variants if not variant.reads_short]

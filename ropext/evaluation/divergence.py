@@ -42,8 +42,8 @@ Positions = npt.NDArray[np.int64]
 
 
 def compared_positions(frame: EvaluationSettings, lengths: Sequence[int]) -> Positions:
-    """Return the positions of the tokens at which a model is compared with the base, in the tails
-    before lengths."""
+    """Return the positions of a document's tokens at which --kl compares a model with the base, in
+    the tails before lengths."""
     wanted = set[int]()
     for length in lengths:
         start, stop = frame.tail_span(length)[:2]
@@ -59,36 +59,38 @@ class Against:
     head: Callable[[TokenScorer], Any]  # the base's, given the scorer of the model that is read
 
     def states(self, frame: EvaluationSettings, document: str) -> npt.NDArray[Any]:
-        """Return the base's states for a document, a row for each compared token."""
+        """Return the base's states for an evaluated document, a row for each compared token."""
         states: npt.NDArray[Any] = self.store.get(loss_file_name(states_folder(frame), document))
         return states
 
 
 def states_folder(frame: EvaluationSettings) -> str:
-    """Return the folder of the base's states in its store."""
+    """Return the folder of the base's states in its store of an evaluation."""
     return f"states-{_tails(frame)}"
 
 
 def against_key(frame: EvaluationSettings, base: str) -> str:
-    """Return a key for the comparison with the base, from its store and the compared tokens."""
+    """Return a key for an evaluation's comparison with the base, from its store and the compared
+    tokens."""
     return digest([base, _tails(frame)])[:8]
 
 
 def divergence_folders(frame: EvaluationSettings, base: str, regime: str) -> tuple[str, str]:
-    """Return the folders of a model's divergence and agreement in a regime."""
+    """Return the folders of an evaluated model's divergence and agreement (--kl) in a regime."""
     key = against_key(frame, base)
     return comparison_folder(DIVERGENCE, key, regime), comparison_folder(AGREEMENT, key, regime)
 
 
 def _tails(frame: EvaluationSettings) -> str:
-    """Return a key for the compared tokens of a frame."""
+    """Return a key for the tokens that --kl compares at the lengths of an evaluation."""
     return digest([list(frame.lengths), frame.tail])[:8]
 
 
 def served_lengths(
     frame: EvaluationSettings, regimes: Mapping[str, int], of_pass: int
 ) -> tuple[int, ...]:
-    """Return the measured lengths whose numbers come from a pass of `of_pass` tokens."""
+    """Return the measured lengths whose numbers come from an evaluation's pass of `of_pass`
+    tokens."""
     passes = tuple(regimes.values())
     return tuple(length for length in frame.lengths if length_at_least(passes, length) == of_pass)
 
@@ -96,7 +98,8 @@ def served_lengths(
 def read_base(
     scorer: TokenScorer, ids: Ids, frame: EvaluationSettings, bos: int | None
 ) -> tuple[npt.NDArray[Any], TokenNll]:
-    """Return the base's states at the compared tokens, and its losses through the short window.
+    """Read a document with the base for --kl; return its states at the compared tokens, and its
+    losses through the short window.
 
     numpy has no bfloat16, so its bits are returned as integers.
     """
@@ -107,11 +110,12 @@ def read_base(
     kept = list[torch.Tensor]()
 
     def watch_window(begin: int, first: int) -> Watch:
-        """Return a function that keeps the states of a window whose scored tokens begin at
-        `first`."""
+        """Return a function that keeps the base's states (--kl) of a window whose scored tokens
+        begin at `first`."""
 
         def keep(position: int, states: "torch.Tensor") -> None:
-            """Keep the base's states at the compared tokens that this window scores."""
+            """Keep the base's states (--kl) at the compared tokens that this window of a document
+            scores."""
             places = begin + position + np.arange(len(states))
             chosen = np.flatnonzero((places >= first) & np.isin(places, compared))
             kept.append(states[chosen].clone())
@@ -133,7 +137,8 @@ def read_against(
     frame: EvaluationSettings,
     lengths: Sequence[int],
 ) -> tuple[TokenNll, TokenNll, TokenNll]:
-    """Return divergence and agreement at the compared tokens of a pass, and all its losses.
+    """Return --kl's divergence and agreement at the compared tokens of a document's pass, and all
+    its losses.
 
     `stored` are the base's states for this document.
     """
@@ -156,7 +161,8 @@ def read_against(
     agreement = np.full(len(ids), np.nan, np.float32)
 
     def compare(position: int, states: "torch.Tensor") -> None:
-        """Compare the states that predict the tokens from `position` on with the base's."""
+        """Compare the states that predict a document's tokens from `position` on with the base's,
+        for --kl."""
         places = position + np.arange(len(states))
         places = places[np.isin(places, wanted)]
         if not len(places):

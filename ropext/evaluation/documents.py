@@ -58,7 +58,8 @@ def settle_documents(
     stops: bool,
     words: DocumentWords = AS_EVAL,
 ) -> tuple[Corpus | None, tuple[int, ...], list[str]]:
-    """Return the documents, the lengths at which they are read, and warnings about both.
+    """Return an evaluation's documents, the lengths at which models read them, and warnings about
+    both.
 
     With `stops`, raise InputError if too few documents reach the target of an extension, because
     the user asks about that length.
@@ -98,8 +99,8 @@ def settle_documents(
 
 
 def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
-    """Raise InputError if too few documents reach the target of an extension, so that it would be
-    left out."""
+    """Raise InputError if too few --data documents reach the target of an extension, so that it
+    would be left out."""
     target = lineup.limit
     extended = any(variant.kind == EXTENDED for variant in lineup.variants)
     if not extended or corpus.lengths[-1] >= target or target not in corpus.reaching:
@@ -119,8 +120,8 @@ def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
 
 
 def source_of(options: Measuring, words: DocumentWords = AS_EVAL) -> Source:
-    """Return the source of the documents, for an evaluation, for a choice of methods or for a
-    server."""
+    """Return the source of the documents that --data names, for an evaluation, for a choice of
+    methods or for a server."""
     return Source(
         options.data or "",
         column=options.column,
@@ -135,7 +136,8 @@ def source_of(options: Measuring, words: DocumentWords = AS_EVAL) -> Source:
 def read_corpus(
     options: Measuring, encoder: DocumentEncoder, wanted: Wanted, words: DocumentWords = AS_EVAL
 ) -> Corpus:
-    """Read the documents that the options name; raise InputError if none is long enough."""
+    """Read the documents that --data names into a corpus; raise InputError if none is long
+    enough."""
     source = source_of(options, words)
     wanted = replace(wanted, streamed=source.is_streamed, shorter=words.shorter)
     longest = wanted.lengths[-1]
@@ -143,7 +145,8 @@ def read_corpus(
 
 
 def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> list[str]:
-    """Return warnings about data that was left out, and about missing or weak intervals."""
+    """Return warnings about documents of the corpus that were left out, and about missing or weak
+    intervals."""
     lines = []
     if corpus.num_read == 1:
         lines.append(
@@ -187,7 +190,8 @@ def build_questions(
     encoder: DocumentEncoder,
     corpus: Corpus | None,
 ) -> tuple[tuple[tuple[Item, ...], ...], list[str]]:
-    """Return the groups of questions, and warnings about questions that are left out."""
+    """Return the groups of an evaluation's questions, and warnings about questions that are left
+    out."""
     names = [name for name in options.tasks if not isinstance(name, OwnTask)]
     groups, left_out = _bundled_questions(options, names, lengths, encoder, corpus)
     for task in options.tasks:
@@ -206,8 +210,8 @@ def _bundled_questions(
     encoder: DocumentEncoder,
     corpus: Corpus | None,
 ) -> tuple[list[tuple[Item, ...]], list[str]]:
-    """Return the questions of ropext's tasks, and warnings about lengths that are too short for a
-    task.
+    """Return the questions of ropext's tasks for an evaluation, and warnings about lengths that are
+    too short for a task.
 
     A length that the user gave is never left out: if items do not fit, raise the error of the task
     that needs most.
@@ -246,8 +250,8 @@ def _bundled_questions(
 
 
 def read_passages(path: str) -> tuple[KnownAnswer, ...]:
-    """Read the questions of a JSONL file: {"question": TEXT, "answers": [TEXT, ...], "passages":
-    [...]}."""
+    """Read the questions of a --passages file: {"question": TEXT, "answers": [TEXT, ...],
+    "passages": [...]} a line."""
     if not Path(path).is_file():
         raise InputError(f"--passages {path} is no file")
     known = list[KnownAnswer]()
@@ -283,7 +287,8 @@ def _are_nonempty_texts(value: object) -> TypeGuard[list[str]]:
 
 
 def _haystack_named(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Haystack:
-    """Return the text around the needles that --haystack names, as token ids."""
+    """Return the text around the needles of an evaluation's questions that --haystack names, as
+    token ids."""
     if name == "repeat":
         return repetition(encoder)
     if name == "noise":

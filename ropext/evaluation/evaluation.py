@@ -83,26 +83,26 @@ class Evaluation:
     losses: Path | None = None  # a parquet file for the loss of every token
 
     def check(self, output: Path, call: Call) -> None:
-        """Raise an error if the output holds other work."""
+        """Raise an error if the output of an evaluation holds other work."""
         for variant in self.lineup.variants:
             if not variant.snapshot.weight_files:
                 return  # make() fetches the weights, and they decide which run it is
         self.workdir(output).check(call.force)
 
     def counts(self) -> Costs:
-        """Count passes, tokens and bytes; raise an error if the models cannot be read with these
-        options."""
+        """Count an evaluation's passes, tokens and bytes; raise an error if the models cannot be
+        read with these options."""
         check_models(self.lineup, self.options, self.trust_remote_code)
         return count_evaluation(self.lineup, self.options, self.reads, self.trust_remote_code)
 
     def tell_warnings(self, say: Say) -> None:
-        """Print the warnings before anything is read, in the main process only."""
+        """Print the evaluation's warnings before anything is read, in the main process only."""
         if is_main():
             for warning in self.warnings:
                 say(f"warning: {warning}")
 
     def make(self, output: Path | None, call: Call) -> Measurement:
-        """Measure the models, and return the measurement.
+        """Measure the models of the evaluation, and return the measurement.
 
         With an output every finished piece is kept there, and the same call resumes from it. The
         report is written while nobody else may write into the folder. Without an output no weight
@@ -137,7 +137,8 @@ class Evaluation:
     def workdir(
         self, output: Path, command: Sequence[str] = (), show: Show = no_progress
     ) -> Workdir:
-        """Return the folder of this run, with the settings that must be equal to resume there.
+        """Return the folder of this evaluation, with the settings that must be equal to resume
+        there.
 
         It reads weights whose digests are not remembered, and shows the progress.
         """
@@ -190,8 +191,8 @@ class Evaluation:
         return names
 
     def _measure(self, place: Workdir | None, hooks: Hooks) -> Measurement:
-        """Measure the units that the stores lack, and gather the results; in a folder, keep
-        them."""
+        """Measure the documents and questions that the stores lack, and gather the results; in a
+        folder, keep them."""
         variants = self.lineup.variants
         names = {variant.label: "" for variant in variants}
         if place is not None:
@@ -234,7 +235,8 @@ class Evaluation:
         return replace(measurable, manifest=manifest, path=place.folder)
 
     def _facts(self) -> EvaluationFacts:
-        """Return the facts about the numbers that are known before they are gathered."""
+        """Return the facts about the evaluation's numbers that are known before they are
+        gathered."""
         return EvaluationFacts(
             protocol=self.protocol.name,
             protocol_text=self.protocol.text,
@@ -245,7 +247,8 @@ class Evaluation:
         )
 
     def _progress(self, place: Workdir | None, hooks: Hooks) -> Progress:
-        """Return a new progress; `place` is the folder of a run that can be resumed."""
+        """Return a new progress of the evaluation; `place` is the folder of a run that can be
+        resumed."""
         rank, world = rank_and_count()
         held = self.lineup.held
         device = str(held.live.device) if held else device_of(self.options)
@@ -261,7 +264,7 @@ class Evaluation:
         )
 
     def _load(self, progress: Progress, snapshot: Snapshot) -> "PreTrainedModel":
-        """Load one of the models."""
+        """Load one of the models that the evaluation measures."""
         with memory_errors(out_of_memory(f"the weights of {snapshot.name}")):
             progress.hooks.say(f"loading {snapshot.name}")
             how = loading_of(self.options, self.trust_remote_code, self.lineup.masked)
@@ -271,7 +274,7 @@ class Evaluation:
         return model
 
     def _adapters(self, place: Workdir | None) -> dict[str, str]:
-        """Return the digests of the adapters, which the folder of a run stores."""
+        """Return the digests of the evaluated adapters, which the folder of a run stores."""
         digests = dict[str, str]()
         for variant in self.lineup.variants:
             if variant.adapter is None or self.lineup.held is not None:
@@ -284,7 +287,7 @@ class Evaluation:
         return digests
 
     def _write(self, done: Measurement) -> None:
-        """Write the losses and the report."""
+        """Write the losses of the documents (--losses) and the report of the evaluation."""
         corpus = self.corpus
         if self.losses is not None and corpus is not None:
             texts = ((document.name, document.ids) for document in corpus.documents)
@@ -294,7 +297,8 @@ class Evaluation:
 
 
 def _check_stop(hooks: Hooks) -> None:
-    """Raise NothingKept if the user interrupted while documents were read or weights fetched."""
+    """Raise NothingKept if the user interrupted an evaluation while documents were read or weights
+    fetched."""
     if hooks.stop():
         raise NothingKept("interrupted before the first measurement")
 
@@ -303,7 +307,7 @@ def _check_stop(hooks: Hooks) -> None:
 def _stores(
     names: Mapping[str, str], place: Workdir | None, *, on_disk: bool
 ) -> Iterator[dict[str, Store]]:
-    """Yield the store of each variant, by its label.
+    """Yield the store of each evaluated variant's losses and answers, by its label.
 
     It is in the folder of a run that can resume, otherwise in memory, or temporarily `on_disk` (the
     base's states are large).

@@ -36,8 +36,8 @@ LOG2_E = 1.4426950408889634
 def tiled_nll(
     head: Any, hidden: "torch.Tensor", wanted: "torch.Tensor", columns: int
 ) -> "torch.Tensor":
-    """Return the NLL of the token `wanted[i]` after `hidden[i]`, float32; at most TILE_TOKENS of
-    them."""
+    """Return a document's losses: the NLL of the token `wanted[i]` after `hidden[i]`, float32; at
+    most TILE_TOKENS of them."""
     import torch
 
     weight = head.weight
@@ -80,7 +80,8 @@ class _RunningSum:
 
     @staticmethod
     def over(rows: "torch.Tensor") -> "_RunningSum":
-        """Return the empty sums for rows of logits, before their first tile."""
+        """Return the empty sums for rows of an evaluated model's logits, before their first
+        tile."""
 
         import torch
 
@@ -88,8 +89,8 @@ class _RunningSum:
         return _RunningSum(peak, torch.zeros_like(peak), torch.zeros_like(peak, dtype=torch.long))
 
     def add(self, tile: "torch.Tensor", start: int) -> tuple["torch.Tensor", "torch.Tensor"]:
-        """Add a tile. Return its exponentials relative to the new peak, and the factor for the sums
-        before it."""
+        """Add a tile of logits. Return its exponentials relative to the new peak, and the factor
+        for the sums before it."""
         import torch
 
         largest, place = tile.max(-1)
@@ -103,15 +104,15 @@ class _RunningSum:
 
     @property
     def log(self) -> "torch.Tensor":
-        """Return the log of the sum of exponentials of each row of logits."""
+        """Return the log of the sum of exponentials of each row of logits, for --kl."""
         return self.peak + self.total.log()
 
 
 def tiled_divergence(
     base_head: Any, base_rows: "torch.Tensor", head: Any, rows: "torch.Tensor", columns: int
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Return KL(base || model) in nats of the next token after each row, and whether both have the
-    same first choice.
+    """Return --kl's KL(base || model) in nats of the next token after each row, and whether both
+    have the same first choice.
 
     No row of logits is ever whole in memory.
     """
@@ -133,7 +134,7 @@ def tiled_divergence(
 
 
 def _tile(head: Any, rows: "torch.Tensor", start: int, columns: int) -> "torch.Tensor":
-    """Return the logits of some columns of the vocabulary, float32."""
+    """Return an evaluated model's logits for some columns of the vocabulary, float32, for --kl."""
     import torch
 
     bias = None if head.bias is None else head.bias[start : start + columns]
@@ -175,7 +176,8 @@ class ReadingMode:
 
 
 def slice_for(budget: int, vocabulary: int) -> int:
-    """Return the tokens of one head slice within a memory budget (bytes), a power of two."""
+    """Return the tokens of one head slice of an evaluation within a memory budget (bytes), a power
+    of two."""
     fast = max(KEPT_SLICE, KEPT_BYTES // (4 * vocabulary))
     wanted = min(LONGEST_SLICE, fast, int(budget / (HEAD_BYTES * vocabulary)))
     return 1 << (max(SHORTEST_SLICE, wanted).bit_length() - 1)
@@ -186,8 +188,8 @@ class NanInLogits(InputError):
 
 
 def no_matrix(why: str) -> UnsupportedModel:
-    """Return the error for a model whose head has to be a matrix; `why` names the option that needs
-    it."""
+    """Return an evaluation's error for a model whose head has to be a matrix; `why` names the
+    option that needs it."""
     return UnsupportedModel(
         f"{why}: the head of this model is more than a matrix, or its body does not run apart from "
         "it; leave the option out"
@@ -199,6 +201,8 @@ class TokenScorer:
     `torch.inference_mode()`."""
 
     def __init__(self, model: Any, manner: ReadingMode) -> None:
+        """Keep the loaded model that scores documents and questions, its body, and the tokens that
+        end its answers."""
         get_base = getattr(model, "get_base_model", None)
         # LoRA layers of peft are inside the base model, and its forward is split.
         self.model = get_base() if get_base is not None else model
@@ -210,7 +214,8 @@ class TokenScorer:
         self.ends = frozenset(end if isinstance(end, list) else [end])  # tokens that end a text
 
     def self_check(self) -> ReadingMode:
-        """Check that split reading equals the model's own forward; choose the manner by it."""
+        """Check that an evaluation's split reading equals the model's own forward; choose the
+        manner by it."""
         import torch
 
         generator = torch.Generator().manual_seed(0)
@@ -239,8 +244,8 @@ class TokenScorer:
         )
 
     def _difference(self, ids: Ids, manner: ReadingMode, truth: "torch.Tensor") -> float:
-        """Return the largest difference of logits between one way of reading and the model's own
-        forward."""
+        """Return the largest difference of logits between one way to read documents and the model's
+        own forward."""
 
         import torch
 
@@ -257,7 +262,8 @@ class TokenScorer:
         return float((read.float() - truth.to(read.device)).abs().max())
 
     def _plain(self, ids: Ids, truth: "torch.Tensor", bound: float) -> bool:
-        """Return whether the head is only a matrix, and its tiles give the right NLL."""
+        """Return whether the evaluated model's head is only a matrix, and its tiles give the right
+        NLL."""
         import torch
 
         row = self._row(ids)
@@ -279,11 +285,11 @@ class TokenScorer:
         return bool((tiled - expected).abs().max() <= bound)
 
     def _dtype(self) -> Any:
-        """Return the dtype of the model's weights."""
+        """Return the dtype of the evaluated model's weights."""
         return self.model.get_input_embeddings().weight.dtype
 
     def _row(self, ids: Ids) -> "torch.Tensor":
-        """Return token ids as a batch of one on the model's device."""
+        """Return a document's token ids as a batch of one on the model's device."""
 
         import torch
 
@@ -299,7 +305,8 @@ class TokenScorer:
         return plain_head(self.model)
 
     def token_nll(self, ids: Ids, watch: Watch | None = None) -> TokenNll:
-        """Return the NLL of every token given all tokens before it, float32; position 0 is NaN.
+        """Return the NLL of every token of a document given all tokens before it, float32; position
+        0 is NaN.
 
         `watch` receives the states, if the head is a plain matrix.
         """
@@ -318,7 +325,7 @@ class TokenScorer:
     def _tiled(
         self, ids: Ids, targets: "torch.Tensor", watch: Watch | None
     ) -> Iterator[tuple[int, "torch.Tensor"]]:
-        """Yield (position, NLL from there on), with the head as a plain matrix."""
+        """Yield (position, NLL from there on) of a document, with the head as a plain matrix."""
         head = plain_head(self.model)
         for begin, output in self._bodies(ids):
             hidden = output.last_hidden_state[0]
@@ -333,7 +340,8 @@ class TokenScorer:
                     yield first, tiled_nll(head, rows, wanted, self.manner.columns or TILE_COLUMNS)
 
     def _sliced(self, ids: Ids, targets: "torch.Tensor") -> Iterator[tuple[int, "torch.Tensor"]]:
-        """Yield (position, NLL from there on), with the head in slices of whole rows."""
+        """Yield (position, NLL from there on) of a document, with the head in slices of whole
+        rows."""
         import torch
 
         for begin, logits in self.logits(ids):
@@ -346,8 +354,8 @@ class TokenScorer:
                 )
 
     def masked_nll(self, ids: Ids, places: range, mask: int) -> TokenNll:
-        """Return the NLL of the tokens at `places`, each masked in one of MASK_STRIDE passes,
-        float32."""
+        """Return the NLL of a document's tokens at `places`, each masked in one of MASK_STRIDE
+        passes, float32."""
         import torch
 
         nll = np.empty(len(places), np.float32)
@@ -363,7 +371,8 @@ class TokenScorer:
         return nll
 
     def last_logits(self, ids: Ids, count: int) -> "torch.Tensor":
-        """Return the logits at the last `count` positions, float32, (count, vocabulary)."""
+        """Return the logits at the last `count` positions of a document or question, float32,
+        (count, vocabulary)."""
         import torch
 
         pieces = [logits.float() for _, logits in self.logits(ids, first=len(ids) - count)]
@@ -372,7 +381,8 @@ class TokenScorer:
     def logits(
         self, ids: Ids, first: int = 0, cache: "Cache | None" = None
     ) -> Iterator[tuple[int, "torch.Tensor"]]:
-        """Yield (begin, logits) slice by slice; slices wholly before `first` may be left out.
+        """Yield (begin, logits) of a document or question slice by slice; slices wholly before
+        `first` may be left out.
 
         The tokens are read after those in `cache`, which then holds them, too.
         """
@@ -386,7 +396,8 @@ class TokenScorer:
                 yield begin + at, logits_after(self.model, output, part)
 
     def _bodies(self, ids: Ids, cache: "Cache | None" = None) -> Iterator[tuple[int, Any]]:
-        """Yield the position and the states of each chunk that the model's body reads."""
+        """Yield the position and the states of each chunk of a document that the model's body
+        reads."""
         chunk = self.manner.chunk or len(ids)
         if cache is None and chunk >= len(ids):
             yield 0, self.body(input_ids=self._row(ids), use_cache=False)
@@ -400,7 +411,7 @@ class TokenScorer:
     def _whole_chunks(
         self, ids: Ids, first: int, cache: "Cache | None"
     ) -> Iterator[tuple[int, "torch.Tensor"]]:
-        """Yield (begin, logits) of chunks that the whole model reads with a cache."""
+        """Yield (begin, logits) of a document's chunks that the whole model reads with a cache."""
         if cache is None:
             cache = self.new_cache()
         size = self.manner.slice_tokens
@@ -411,13 +422,14 @@ class TokenScorer:
                 yield begin, output.logits[0]
 
     def new_cache(self) -> "Cache":
-        """Return an empty cache of the kind that this model's layers need."""
+        """Return an empty cache of the kind that the evaluated model's layers need."""
         from transformers import DynamicCache
 
         return DynamicCache(config=self.model.config)
 
     def extend_cache(self, cache: "Cache", ids: Ids) -> "torch.Tensor":
-        """Read tokens after the cached ones; return the logits at each of them, float32."""
+        """Read a question's tokens after the cached ones; return the logits at each of them,
+        float32."""
         output = self.model(input_ids=self._row(ids), past_key_values=cache, use_cache=True)
         logits: torch.Tensor = output.logits[0].float()
         return logits

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def check(tasks: Sequence[str]) -> None:
-    """Raise UsageError if the harness is not installed or does not know a task, before anything is
-    read."""
+    """Raise UsageError if lm-evaluation-harness is not installed or does not know a task of
+    --lm-eval, before anything is read."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UsageError(
             "--lm-eval needs lm-evaluation-harness, which is not installed: "
@@ -41,7 +41,7 @@ def check(tasks: Sequence[str]) -> None:
 
 
 def decided_by(tasks: Sequence[Json]) -> dict[str, Json]:
-    """Return the further facts that decide the harness's numbers.
+    """Return the further facts that decide the numbers of lm-evaluation-harness (--lm-eval).
 
     They are its version, the version of the library that loads the questions, and the files of the
     tasks, which users edit in place.
@@ -58,7 +58,7 @@ def decided_by(tasks: Sequence[Json]) -> dict[str, Json]:
 
 
 def _task_folders(task: str, index: JsonObject) -> set[Path]:
-    """Return the folder of a task, or of each task with a tag."""
+    """Return the folder of a task of lm-evaluation-harness, or of each task with a tag."""
     if (path := _task_field(index.get(task), "yaml_path")) is not None:
         return {path.parent}
     tagged = [name for name, entry in index.items() if task in (_task_field(entry, "tags") or ())]
@@ -68,8 +68,8 @@ def _task_folders(task: str, index: JsonObject) -> set[Path]:
 
 
 def _task_field(entry: Json, name: str) -> Json:
-    """Return a field of a task in the harness's list: an entry is a dict up to 0.4.9, an object
-    later."""
+    """Return a field of a task in lm-evaluation-harness's list: an entry is a dict up to 0.4.9, an
+    object later."""
     value = entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
     if name != "yaml_path":
         return value
@@ -93,8 +93,8 @@ def run_tasks(
     variants: Sequence["Variant"],
     stores: "Mapping[str, Store]",
 ) -> dict[str, Json]:
-    """Return the harness's own metrics per variant and task; results in a store are not computed
-    again.
+    """Return lm-evaluation-harness's own metrics per evaluated variant and task; results in a store
+    are not computed again.
 
     ropext passes on the context length, because the harness truncates longer prompts from the left
     with only a warning. The harness computes log-softmax in float32, not in the dtype of the
@@ -162,7 +162,8 @@ def _run_harness(
 
 
 def _plain_json(data: Json) -> Json:
-    """Return only JSON's own types; a number that is not finite becomes null."""
+    """Return the metrics of lm-evaluation-harness in JSON's own types; a number that is not finite
+    becomes null."""
     if isinstance(data, Mapping):
         return {str(key): _plain_json(value) for key, value in data.items()}
     if data is None or isinstance(data, str | bool | int):

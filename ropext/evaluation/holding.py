@@ -36,7 +36,8 @@ ADAPTER = "in memory"  # the place of a variant's adapter
 
 
 def check_output(output: Path, force: bool | None) -> None:
-    """Raise OutputExists if a folder holds results, because they may be of another model."""
+    """Raise OutputExists if the output for evaluating a model in memory holds results, because they
+    may be of another model."""
     if not force and workdir.read(output) is not None and workdir.has_work(output):
         raise OutputExists(
             f"{output} holds results, and results of a model in memory are never resumed; give "
@@ -45,7 +46,7 @@ def check_output(output: Path, force: bool | None) -> None:
 
 
 def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> InMemoryModel:
-    """Check a model in memory and its options, and return it as a held model."""
+    """Check a model in memory and its evaluation options, and return it as a held model."""
     live = base_model(model)
     for name in LOADING:
         if getattr(options, name) != Evaluate.model_fields[name].default:
@@ -80,7 +81,8 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> InMe
 
 
 def _merged_adapters(model: "PreTrainedModel") -> str:
-    """Return the names of the adapters whose deltas PEFT has added to the weights in place."""
+    """Return the adapters whose deltas PEFT added in place to the weights of a model in memory,
+    which cannot be evaluated."""
     names = dict[str, None]()
     for module in model.modules():
         for name in getattr(module, "merged_adapters", ()):
@@ -89,8 +91,8 @@ def _merged_adapters(model: "PreTrainedModel") -> str:
 
 
 def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
-    """Return a copy of the given tokenizer; without one load the tokenizer of the model's own
-    directory."""
+    """Return a copy of the tokenizer given for evaluating a model in memory; without one load the
+    tokenizer of the model's own directory."""
     if given is not None:
         return copy.deepcopy(given)
     name = name_of_loaded(live)
@@ -101,8 +103,8 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
 
 
 def _origin(live: "PreTrainedModel") -> Snapshot | None:
-    """Open the checkpoint that a model was loaded from, if transformers keeps its name; else return
-    None."""
+    """Open the checkpoint that an evaluated model in memory was loaded from, if transformers keeps
+    its name; else return None."""
     name = name_of_loaded(live)
     commit = getattr(live.config, "_commit_hash", None)
     is_directory = name != "" and Path(name, CONFIG).is_file()
@@ -116,7 +118,8 @@ def _origin(live: "PreTrainedModel") -> Snapshot | None:
 
 @contextmanager
 def opened(held: InMemoryModel, options: Evaluate) -> Iterator[Lineup]:
-    """Yield the lineup of a model in memory, with its small files in a temporary folder."""
+    """Yield the evaluation's lineup of a model in memory, with its small files in a temporary
+    folder."""
     live = held.live
     with tempfile.TemporaryDirectory(prefix="ropext-live-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
@@ -137,8 +140,8 @@ def opened(held: InMemoryModel, options: Evaluate) -> Iterator[Lineup]:
 
 
 def _with_its_adapter(held: InMemoryModel, variants: Sequence[Variant]) -> list[Variant]:
-    """Return the variants that a PEFT model computes with its adapter; all other variants are
-    without it."""
+    """Return the evaluated variants that a PEFT model in memory computes with its adapter; all
+    other variants are without it."""
     if held.model is held.live:
         return []
     long = [variant for variant in variants if variant.kind == EXTENDED]

@@ -53,10 +53,12 @@ class Measured:
 
     @property
     def taken(self) -> Plan:
-        """Return the plan of the method that the measured ranking recommends."""
+        """Return the plan of the method that the ranking measured on documents recommends."""
         return self.plans[self.ranking.taken]
 
     def to_json(self) -> JsonObject:
+        """Return the ranking of methods measured on documents, with its data, as `ropext plan
+        --measure` prints it."""
         return self.ranking.to_json() | {
             "left_out": dict(self.left_out),
             "data": self.corpus.to_json(),
@@ -66,7 +68,8 @@ class Measured:
 
 
 def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
-    """Rank the closed forms on documents, and return the ranking with its plans."""
+    """Rank the closed forms by their loss on a user's documents, and return the ranking with its
+    plans."""
     hooks = call.hooks
     trust = call.trust_remote_code
     model = request.model
@@ -106,7 +109,7 @@ def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
 
 
 def _announce(hooks: Hooks, evaluation: Evaluation, methods: list[str], tokens: int) -> None:
-    """Print the costs of the measurement before it begins."""
+    """Print the costs of `ropext plan --measure` before it reads the documents."""
     length = length_text(evaluation.reads.frame.longest)
     num = len(evaluation.reads.documents)
     if num < 8:

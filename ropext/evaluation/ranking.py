@@ -24,8 +24,8 @@ def rank(
     hooks: Hooks = SILENT,
     options: DocumentOptions | None = None,
 ) -> Ranking:
-    """Read the documents once with every plan, and through the base's short window; return the
-    ranking.
+    """Rank methods: read the documents once with every plan, and through the base's short window;
+    return the ranking.
 
     Nothing is written, and the model is unchanged afterwards.
     """

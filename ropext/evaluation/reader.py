@@ -71,8 +71,8 @@ class Progress:
         self.hooks.show(self.done, self.total, what)
 
     def skip(self, unit: Unit, store: Store) -> None:
-        """Count a unit whose files exist. A unit that another process finishes during this run does
-        not count as resumed."""
+        """Count a document or group of questions whose files exist in the store. If another process
+        finishes it during this run, it does not count as resumed."""
         self.resumed += store.is_older(unit.name, self.begun)
         self.total -= unit.tokens // self.world
 
@@ -93,7 +93,8 @@ class Progress:
         self.show(unit.what)
 
     def stopped(self) -> Interrupted:
-        """Return the error of an interrupt, with the number of units kept."""
+        """Return the error of an interrupted evaluation, with the number of finished pieces that
+        are kept."""
         count = self.finished + self.resumed
         if self.kept_in is None or not count:
             return NothingKept(self.nothing_kept)
@@ -158,7 +159,8 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """Return the sizes of a model that decide how an evaluation reads it and what that costs."""
+    """Return the sizes of a model that decide how an evaluation reads it and how much memory that
+    takes."""
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
     hidden = int(config.hidden_size)
@@ -189,8 +191,8 @@ def shape_of(model: Any) -> Shape:
 def choose_reading_mode(
     shape: Shape, longest: int, free: int, chunk: int | None, slice_bytes: int
 ) -> ReadingMode:
-    """Choose the manner of reading: whole if that fits into the free memory, otherwise in the
-    longest chunks that fit.
+    """Choose how an evaluation reads documents: whole if that fits into the free memory, otherwise
+    in the longest chunks that fit.
 
     If nothing fits, choose the manner that takes least memory.
     """
@@ -226,7 +228,8 @@ class Models:
 
     @contextmanager
     def computing(self, variant: Variant) -> Iterator[Any]:
-        """Yield a model that computes as the variant says, inside the `with` block."""
+        """Yield the loaded model of an evaluation, which computes as the variant says inside the
+        `with` block."""
         held = in_memory_model_of(variant.snapshot)
         if held is not None:
             with applied(held.copied(), variant) as model:
@@ -259,7 +262,8 @@ class Reader:
     against: Against | None = None
 
     def scorer(self, model: Any, reads: Workload) -> TokenScorer:
-        """Return a scorer for a model, after a check that the model can be read in slices.
+        """Return a scorer of documents for a model, after a check that the model can be read in
+        slices.
 
         The free memory at the first call decides the manner for all models.
         """
@@ -285,7 +289,8 @@ class Reader:
         stores: Mapping[str, Store],
         progress: Progress,
     ) -> Measurement:
-        """Read the units that the stores, by label, lack, and return the measurement.
+        """Read the documents and questions that the stores, by label, lack, and return the
+        measurement.
 
         Among several processes the first one gathers all results. A model whose units are all in
         its store is not loaded.
@@ -315,7 +320,7 @@ class Reader:
         units: Mapping[str, Sequence[Unit]],
         stores: Mapping[str, Store],
     ) -> Against:
-        """Return the base's states and head.
+        """Return the base's states and head for the comparison of an evaluation (--kl).
 
         The head is the head of the model that is read, if the base has the same weights; otherwise
         the base is loaded once, and its head kept.
@@ -332,6 +337,8 @@ class Reader:
                     kept = copy.deepcopy(self.scorer(model, reads).head_of_tiles(OPTION))
 
         def head(scorer: TokenScorer) -> Any:
+            """Return the base's head for --kl: the kept copy, or the head of the model that is
+            read."""
             return scorer.head_of_tiles(OPTION) if kept is None else kept
 
         return Against(stores[base.label], head)
@@ -344,7 +351,8 @@ class Reader:
         stores: Mapping[str, Store],
         progress: Progress,
     ) -> None:
-        """Read one variant. No name here may hold its model while the next model is loaded."""
+        """Read the documents and questions with one variant. No name here may hold its model while
+        the next model is loaded."""
         store = stores[variant.label]
         if all(unit.is_in(store) for unit in units):
             for unit in units:
@@ -375,8 +383,8 @@ def read_units(
     store: Store,
     progress: Progress,
 ) -> None:
-    """Do this process's share of the units that the store lacks; `read` returns the content of each
-    file of a unit."""
+    """Do this process's share of the documents and questions that the store lacks; `read` returns
+    the content of each file of a unit."""
     import torch
 
     for number, unit in enumerate(units):

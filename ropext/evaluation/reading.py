@@ -33,8 +33,8 @@ Decode = Callable[[Sequence[int]], str]
 def score_items(
     scorer: TokenScorer, items: Sequence[Item], bos: int | None, decode: Decode = str
 ) -> list[ItemScore]:
-    """Return the scores of the items of one (task, length, index), over their shared prefix if they
-    have one."""
+    """Return the scores of a model's answers to the questions of one (task, length, index), over
+    their shared prefix if they have one."""
     shared = min(item.shared for item in items)
     if len(items) < 2 or len({item.prompt[:shared] for item in items}) > 1:
         shared = 0
@@ -62,24 +62,28 @@ class Prefix:
     """Tokens that are read once, and the cache from which each question continues."""
 
     def __init__(self, scorer: TokenScorer, ids: Ids) -> None:
+        """Keep the scorer and the token ids of the prompt that several questions of an evaluation
+        share."""
         self.scorer = scorer
         self.ids = ids
         self._cache: Cache | None = None
         self._added = 0  # tokens that the cache holds after the prefix
 
     def read(self, ids: Sequence[int]) -> "torch.Tensor":
-        """Read tokens right after the prefix; return the logits of each."""
+        """Read a question's tokens right after the shared prompt; return the logits of each."""
         self._go_back()
         return self.read_on(ids)
 
     def read_on(self, ids: Sequence[int]) -> "torch.Tensor":
-        """Read tokens after the tokens of the last call; return the logits of each."""
+        """Read tokens of a question or its answer after the tokens of the last call; return the
+        logits of each."""
         assert self._cache is not None, "the prefix is read first"
         self._added += len(ids)
         return self.scorer.extend_cache(self._cache, np.asarray(ids, np.int32))
 
     def _go_back(self) -> None:
-        """Crop the cache to the prefix; if the cache cannot go back, read the prefix again."""
+        """Crop the cache to the questions' shared prompt; if the cache cannot go back, read the
+        prompt again."""
         if self._cache is None or not _crop_cache(self._cache, self._added, len(self.ids)):
             self._cache = None  # two caches may not fit
             self._cache = _filled_cache(self.scorer, self.ids)
@@ -87,7 +91,8 @@ class Prefix:
 
 
 def _filled_cache(scorer: TokenScorer, prefix: Ids) -> "Cache":
-    """Return a cache of the text that several questions share, which can go back to it."""
+    """Return a cache of the prompt that several evaluation questions share, which can go back to
+    it."""
     cache = scorer.fill_cache(prefix)
     # Layers with a window forget on purpose; newer transformers can let them remember. Before
     # 5.18 a layer that remembers gives a second reading in a row more keys than its mask has.
@@ -100,7 +105,8 @@ def _filled_cache(scorer: TokenScorer, prefix: Ids) -> "Cache":
 def _score_of_generated_answer(
     prefix: Prefix, rest: Sequence[int], item: Item, forced: ItemScore, decode: Decode
 ) -> ItemScore:
-    """Return the score of an item by greedy decoding after the prefix and the `rest` of the prompt.
+    """Return the score of an answer by greedy decoding after the prefix and the `rest` of a
+    question's prompt.
 
     Teacher forcing has read the right answer. Greedy decoding gives the same tokens up to the first
     token that the model does not choose. After it the model reads one token at a time, until the
@@ -121,7 +127,8 @@ def _score_of_generated_answer(
 
 
 def _crop_cache(cache: "Cache", count: int, length: int) -> bool:
-    """Remove the last `count` tokens; return False if this cache cannot do that."""
+    """Remove a question's last `count` tokens from the cache; return False if this cache cannot do
+    that."""
     try:
         cache.crop(-count)
     except (RuntimeError, NotImplementedError, ValueError):  # ValueError: before transformers 5.18
@@ -130,12 +137,13 @@ def _crop_cache(cache: "Cache", count: int, length: int) -> bool:
 
 
 def _prompt_ids(prompt: Sequence[int], bos: int | None) -> Ids:
-    """Return the token ids of a question's prompt, after the BOS if there is one."""
+    """Return the token ids of an evaluation question's prompt, after the BOS if there is one."""
     return np.asarray(([] if bos is None else [bos]) + list(prompt), np.int32)
 
 
 def _score_of_logits(item: Item, logits: "torch.Tensor") -> ItemScore:
-    """Return the score of an item; the `logits` (answer tokens, vocabulary) predict its answer."""
+    """Return the score of a question; the `logits` (answer tokens, vocabulary) predict its
+    answer."""
     import torch
 
     if not bool(torch.isfinite(logits).all()):
@@ -162,7 +170,8 @@ HF_STRIDE = 512  # in the loop of the transformers documentation
 
 
 def hf_stride(size: int) -> int:
-    """Return the documentation's stride, or half of a window that is shorter."""
+    """Return the stride of the transformers documentation's perplexity loop, or half of a window
+    that is shorter."""
     return min(HF_STRIDE, max(1, size // 2))
 
 
@@ -173,7 +182,8 @@ def read_short(
     bos: int | None = None,
     watch: Callable[[int, int], Watch] | None = None,
 ) -> TokenNll:
-    """Return the NLL of every token through the short window, each scored by one window.
+    """Return the NLL of every token of a document through the short window, each scored by one
+    window.
 
     A length-dependent spectrum is the spectrum of the window's length. `bos` replaces a window's
     first token, as in front of any text that a program truncates. `watch` receives a window's
@@ -193,7 +203,8 @@ def read_short(
 
 
 def read_strided(scorer: TokenScorer, ids: Ids, size: int) -> tuple[float, float]:
-    """Return the weighted sum and the weight of the loop in the transformers documentation.
+    """Return a document's weighted sum and weight in the perplexity loop of the transformers
+    documentation.
 
     The loop multiplies a window's mean NLL by one less than its number of scored labels, although
     only the first window loses a label to the shift. ropext keeps that rule.
@@ -211,7 +222,7 @@ def read_strided(scorer: TokenScorer, ids: Ids, size: int) -> tuple[float, float
 
 
 def read_pass(scorer: TokenScorer, ids: Ids, length: int, watch: Watch | None = None) -> TokenNll:
-    """Return the NLL of the first `length` tokens, read in one pass."""
+    """Return the NLL of the first `length` tokens of a document, read in one pass."""
     with pinned(scorer.model, length):
         return scorer.token_nll(ids[:length], watch)
 
@@ -223,12 +234,14 @@ PINNED = "ropext_pinned"  # a rope_type that transformers' update function does 
 
 
 def _is_dynamic(rope_type: object) -> bool:
-    """Return whether transformers changes the frequencies of a rope type with the length."""
+    """Return whether transformers changes the frequencies of an evaluated model's rope type with
+    the length."""
     return isinstance(rope_type, str) and ("dynamic" in rope_type or rope_type == "longrope")
 
 
 def _rope_types(module: Any) -> dict[str | None, str]:
-    """Return a map from layer type (None if the module has one rotation) to rope type."""
+    """Return the rope type of an evaluated model's rotary module by layer type (None if it has one
+    rotation)."""
     kinds = getattr(module, "rope_type", None)
     if isinstance(kinds, dict):
         return dict(kinds)
@@ -237,8 +250,8 @@ def _rope_types(module: Any) -> dict[str | None, str]:
 
 @contextmanager
 def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
-    """Make every rotation the same as in a single forward over `length` tokens, inside the `with`
-    block.
+    """Make every rotation the same as in a single forward over a document of `length` tokens,
+    inside the `with` block.
 
     transformers recomputes `dynamic` and chooses between the two sets of `longrope` from the
     largest position of every forward call. Read in chunks, the cache would hold keys of several
@@ -261,7 +274,8 @@ def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
 
 
 def _settle(module: Any, length: int) -> None:
-    """Bring a module to its state after one forward of `length` tokens from its first state."""
+    """Bring a rotary module to its state after one forward of `length` tokens, before a document is
+    read in windows or chunks."""
     import torch
 
     types = _rope_types(module)
@@ -285,7 +299,8 @@ def _settle(module: Any, length: int) -> None:
 
 
 def _state(module: Any) -> dict[str, Any]:
-    """Return the rope type, frequencies and cached length of a rotary module, to restore them."""
+    """Return the rope type, frequencies and cached length of a rotary module, to restore them after
+    a document is read."""
     names = [
         name
         for name in (*vars(module), *module._buffers)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def named_or_held(model: object) -> "str | PreTrainedModel":
-    """Return the name of a model, or the model itself if it is in memory."""
+    """Return the name of a model to evaluate, or the model itself if it is in memory."""
     if hasattr(model, "config") or inside_wrapper(model):
         unwrapped = base_model(model, "evaluate")  # raises an error for a wrong type
         if unwrapped.get_output_embeddings() is None:
@@ -112,6 +112,8 @@ class EvaluationRequest:
         without_weights = list[Evaluation]()
 
         def decide(place: str) -> None:
+            """Decide the evaluation of a GGUF from its directory, before the weights are
+            converted."""
             lineup = line_up(place, None, options, model)
             without_weights.append(self._decided(lineup, call))
 
@@ -124,7 +126,8 @@ class EvaluationRequest:
                 yield replace(without_weights[0], lineup=lineup.labelled(self.labels))
 
     def _decided(self, lineup: Lineup, call: Call) -> Evaluation:
-        """Return the evaluation, in which everything that needs no weights is decided."""
+        """Return the evaluation of a lineup, in which everything that needs no weights is
+        decided."""
         trust = call.trust_remote_code
         lineup = lineup.labelled(self.labels)
         evaluation = prepare(self.options, lineup, trust, self.gates, needs_target=True)
@@ -142,7 +145,7 @@ def prepare(
     needs_target: bool = False,
     words: DocumentWords = AS_EVAL,
 ) -> Evaluation:
-    """Choose lengths, documents and questions, and return the evaluation.
+    """Choose lengths, documents and questions of an evaluation, and return it.
 
     Raise an error if a gate is about anything else. With `needs_target`, raise an error if too few
     documents reach the target of an extension.
@@ -193,7 +196,7 @@ def prepare(
 
 
 def _encoder_of(snapshot: Snapshot, options: Evaluate, trust_remote_code: bool) -> DocumentEncoder:
-    """Return the encoder of documents and questions for a model."""
+    """Return the encoder of an evaluation's documents and questions for a model."""
     held = in_memory_model_of(snapshot)
     with silenced():
         tokenizer = held.tokenizer if held else load_tokenizer(snapshot, trust_remote_code)

@@ -58,7 +58,8 @@ class NextToken:
     sees_all: ClassVar[bool] = False
 
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> EvaluationSettings:
-        """Return the lengths at which documents are read, and the tokens scored there."""
+        """Return the lengths at which an evaluation reads documents, and the tokens scored
+        there."""
         return EvaluationSettings(
             context, lengths, tail_tokens(context), Bootstrap(seed), self.scoring
         )
@@ -70,7 +71,7 @@ class NextToken:
         return read_pass(scorer, ids, length)
 
     def key(self) -> JsonObject:
-        """Return the settings that decide a loss, for the manifest of a run."""
+        """Return the settings that decide a document's loss, for the manifest of an evaluation."""
         return {}
 
 
@@ -91,23 +92,24 @@ class MaskedTokens:
     after: tuple[int, ...]
 
     def text_in(self, length: int) -> int:
-        """Return the number of tokens of text in a window of a length."""
+        """Return the number of a document's tokens in a masked language model's window of a
+        length."""
         room = length - len(self.before) - len(self.after)
         if room < 1:
             raise UsageError(f"--lengths {length} has no room for text next to the special tokens")
         return room
 
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> EvaluationSettings:
-        """Return a frame in which every length scores the same tokens, so that the shortest bounds
-        the tail."""
+        """Return an evaluation frame in which every length scores the same tokens, so that the
+        shortest bounds the tail."""
         tail = min(tail_tokens(context), self.text_in(lengths[0]))
         return EvaluationSettings(context, lengths, tail, Bootstrap(seed), self.scoring)
 
     def read(
         self, scorer: TokenScorer, ids: Ids, length: int, frame: EvaluationSettings
     ) -> TokenNll:
-        """Return the NLL of the last `frame.tail` tokens, each masked once, in the window of
-        `length` tokens at the end of `ids`.
+        """Return the NLL of a document's last `frame.tail` tokens, each masked once, in the window
+        of `length` tokens at the end of `ids`.
 
         It is NaN before them.
         """
@@ -120,7 +122,7 @@ class MaskedTokens:
         return nll
 
     def key(self) -> JsonObject:
-        """Return the mask and the special tokens, for the manifest of a run."""
+        """Return the mask and the special tokens, for the manifest of an evaluation."""
         return {"masking": asdict(self)}
 
 
@@ -129,8 +131,8 @@ NEXT_TOKEN = NextToken()
 
 
 def checked_prediction(options: Evaluate, encoder: DocumentEncoder, name: str) -> MaskedTokens:
-    """Return the prediction of a masked language model; raise UsageError for options of causal
-    models."""
+    """Return how an evaluated masked language model predicts; raise UsageError for options of
+    causal models."""
     given = {
         "--tasks": bool(options.tasks),
         "--lm-eval": bool(options.lm_eval),
@@ -150,7 +152,7 @@ def checked_prediction(options: Evaluate, encoder: DocumentEncoder, name: str) -
 
 
 def masked_tokens(encoder: DocumentEncoder, name: str) -> MaskedTokens:
-    """Return the prediction of a masked language model.
+    """Return how a masked language model predicts the tokens of documents.
 
     The encoder then adds no BOS to documents.
     """
@@ -180,26 +182,28 @@ class Unit:
 
     @property
     def longest(self) -> int:
-        """Return the tokens of the longest pass."""
+        """Return the tokens of the longest pass over this document or group of questions."""
         return max(self.sizes)
 
     @property
     def tokens(self) -> int:
-        """Return the forward tokens of all passes."""
+        """Return the forward tokens of all passes over this document or group of questions."""
         return sum(self.sizes)
 
     @property
     def asks(self) -> bool:
-        """Return whether the unit is questions, not a document."""
+        """Return whether the unit of an evaluation is questions, not a document."""
         return self.document is None
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return all files, its own last: if that file is in a store, all are."""
+        """Return all files of the unit's losses or answers, its own last: if that file is in a
+        store, all are."""
         return (*self.beside, self.name)
 
     def is_in(self, store: Store) -> bool:
-        """Return whether a store has all files of the unit."""
+        """Return whether a variant's store has all files of this document's or question's
+        results."""
         return all(store.has(name) for name in self.files)
 
 
@@ -219,11 +223,11 @@ class Workload:
     against: str | None = None
 
     def of(self, begin: int, end: int) -> "Workload":
-        """Return the reads of only some documents, without questions."""
+        """Return the evaluation work with only some documents, and without questions."""
         return replace(self, documents=self.documents[begin:end], questions=())
 
     def units(self, variant: Variant) -> Iterator[Unit]:
-        """Yield all units of a variant: its documents, then its questions."""
+        """Yield all units of work of an evaluated variant: its documents, then its questions."""
         regimes = variant.regimes(self.frame)
         strides = dict[str, int]()
         if self.is_strided and not variant.reads_short:
@@ -245,8 +249,8 @@ class Workload:
 
     @cached_property
     def _groups(self) -> dict[bool, list[tuple[tuple[Item, ...], str]]]:
-        """Return each group of questions with the file of its answers, by whether the text is
-        truncated to the trained context."""
+        """Return each group of evaluation questions with the file of its answers, by whether the
+        text is truncated to the trained context."""
         groups: dict[bool, list[tuple[tuple[Item, ...], str]]] = {False: [], True: []}
         for items in self.questions:
             groups[False].append((items, self._file_of(items)))
@@ -256,26 +260,27 @@ class Workload:
         return groups
 
     def _file_of(self, items: tuple[Item, ...]) -> str:
-        """Name the file of the answers to a group of questions."""
+        """Return the file name, in a store, of the answers to a group of questions."""
         content = digest([item.identity for item in items])[:8]
         return f"{ANSWERS}{items[0].task}-{self._length_of(items)}-{items[0].index}-{content}.json"
 
     def tokens(self, variant: Variant) -> int:
-        """Count the forward tokens of a variant."""
+        """Count the forward tokens of an evaluated variant over its documents and questions."""
         return sum(unit.tokens for unit in self.units(variant))
 
     def reading(self, variant: Variant, store: Store) -> Reading:
-        """Return the losses of the documents from the store."""
+        """Return the losses of the documents from an evaluated variant's store."""
         return store.reading(variant.label, variant.regimes(self.frame), self.hashes)
 
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
-        """Return the scores of the questions from the store, in a fixed order."""
+        """Return the scores of the questions from an evaluated variant's store, in a fixed
+        order."""
         rows = [row for _, name in self._groups[variant.reads_short] for row in store.get(name)]
         scores = read_values(list[ItemScore], rows, variant.label)
         return sorted(scores, key=lambda s: (s.task, s.length, s.index, s.depth or 0.0))
 
     def measured(self, variants: Iterable[Variant], stores: Mapping[str, Store]) -> Measurement:
-        """Return the measurement of the variants from the stores, by label."""
+        """Return the measurement of the evaluated variants from the stores, by label."""
         models = dict[str, MeasuredModel]()
         for variant in variants:
             store = stores[variant.label]
@@ -305,7 +310,7 @@ class Workload:
 
     @cached_property
     def described(self) -> Documents:
-        """Return the documents as results hold them."""
+        """Return the evaluated documents as results hold them."""
         return Documents(
             tuple(document.name for document in self.documents),
             tuple(document.prefix_hashes(self.frame.lengths) for document in self.documents),
@@ -315,8 +320,8 @@ class Workload:
     def _of_document(
         self, document: Document, name: str, variant: Variant, regime: str, length: int
     ) -> Unit:
-        """Return the unit of a document: through the short window, in one long pass, or by the loop
-        in the transformers documentation."""
+        """Return the unit of an evaluated document: through the short window, in one long pass, or
+        by the loop in the transformers documentation."""
         frame = self.frame
         beside = tuple[str, ...]()
         if regime == "short":
@@ -346,11 +351,11 @@ class Workload:
         )
 
     def _length_of(self, items: tuple[Item, ...]) -> int:
-        """Return the length of a prompt, its BOS included."""
+        """Return the length of the prompt of a group of questions, its BOS included."""
         return items[0].length + (self.bos is not None)
 
     def _of_questions(self, items: tuple[Item, ...], name: str, variant: Variant) -> Unit:
-        """Return the unit of the questions about one haystack."""
+        """Return the unit of an evaluation's questions about one haystack."""
         length = self._length_of(items)
         kind = f"{items[0].task} at {length_text(length)}"
         if items[0].whole:
@@ -371,7 +376,8 @@ class Workload:
 def read_unit(
     unit: Unit, reads: Workload, scorer: TokenScorer, against: Against | None = None
 ) -> dict[str, Any]:
-    """Read one unit; return the content of each of its files.
+    """Read one document or group of questions with a model; return the content of each of its
+    files.
 
     `against` is the base, if the next tokens are compared with the base's.
     """

@@ -26,7 +26,7 @@ NONE = np.empty(0, np.uint64)
 
 
 def normalised(text: str) -> str:
-    """Return a text's characters in one Unicode form, without white space.
+    """Return the characters of a document in one Unicode form, without white space.
 
     Line ends and indents belong to a file, not to the text.
     """
@@ -34,7 +34,7 @@ def normalised(text: str) -> str:
 
 
 def content_hash(text: str) -> str:
-    """Return the SHA-256 of the normalised text."""
+    """Return the SHA-256 of a document's normalised text."""
     return hashlib.sha256(normalised(text).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -48,7 +48,7 @@ class Fingerprint:
     places: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # 0 start, 1 end
 
     def cut(self, share: float) -> "Fingerprint":
-        """Return the fingerprint of the first `share` of the part that a model reads."""
+        """Return a document's fingerprint for the first `share` of the part that a model reads."""
         if share >= 1:
             return self
         inside = self.places < share
@@ -56,7 +56,7 @@ class Fingerprint:
 
 
 def fingerprint(text: str, read: str) -> Fingerprint:
-    """Fingerprint a text of which a model reads the beginning, `read`.
+    """Fingerprint a document of which a model reads the beginning, `read`.
 
     The hash of a passage is a polynomial in its characters, rolled along the text. One hash in
     EVERY is kept. SplitMix64's finaliser (Steele et al. 2014) mixes it first, so that every bit
@@ -86,7 +86,7 @@ def fingerprint(text: str, read: str) -> Fingerprint:
 
 
 def joined(parts: Iterable[Fingerprint]) -> Fingerprint:
-    """Return the fingerprint of several texts together."""
+    """Return the fingerprint of several documents together."""
     prints = list(parts)
     contents = tuple(content for part in prints for content in part.contents)
     passages = unique_hashes([part.passages for part in prints])
@@ -122,6 +122,7 @@ class Document:
     content: str | Messages | None = None  # the content as found, if it is written again
 
     def __len__(self) -> int:
+        """Return the number of the document's tokens."""
         return len(self.ids)
 
     @property
@@ -141,11 +142,11 @@ class Document:
         )
 
     def mask(self) -> Flags:
-        """Return which ids a training takes its loss on."""
+        """Return the document's ids on which a training takes its loss, as a mask."""
         return np.ones(len(self.ids), bool) if self.scored is None else self.scored
 
     def to_train_on(self) -> "Document":
-        """Return only the ids and their mask, in half of the memory."""
+        """Return only the document's ids and their mask, in half of the memory."""
         return Document(self.ids, self.scored)
 
     def prefix_hashes(self, lengths: Iterable[int]) -> dict[int, str]:
@@ -168,6 +169,7 @@ class DocumentEncoder:
     def __init__(
         self, tokenizer: Any, vocabulary: int | None = None, seed: int = 0, chat: bool = False
     ) -> None:
+        """Keep the tokenizer that encodes the documents, and the seed that chooses among them."""
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
         self.seed = seed
@@ -186,7 +188,7 @@ class DocumentEncoder:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids, without special tokens."""
+        """Return the text of an answer's ids in an evaluation, without special tokens."""
         return str(
             self.tokenizer.decode(
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -194,7 +196,8 @@ class DocumentEncoder:
         )
 
     def render(self, content: str, opening: str, between: str = "\n") -> str:
-        """Return a prompt, plain or as a user's turn, and the beginning of its answer."""
+        """Return the prompt of a retrieval question, plain or as a user's turn, and the beginning
+        of its answer."""
         if not self.chat:
             return f"{content}{between}{opening}"
         if not getattr(self.tokenizer, "chat_template", None):
@@ -220,7 +223,7 @@ class DocumentEncoder:
 
     @cached_property
     def bos(self) -> int | None:
-        """Return the BOS id if this tokenizer itself puts one before a text.
+        """Return the BOS id if the tokenizer itself puts one before a document.
 
         A model that was trained without one gets none.
         """
@@ -231,7 +234,7 @@ class DocumentEncoder:
         return int(bos) if probe and probe[0] == bos else None
 
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the special tokens that this tokenizer puts before and after a text."""
+        """Return the special tokens that the tokenizer puts before and after a document."""
         coded = self.tokenizer("a", return_special_tokens_mask=True)
         ids = coded["input_ids"]
         special = coded["special_tokens_mask"]
@@ -239,7 +242,8 @@ class DocumentEncoder:
         return tuple(ids[: special.index(0)]), tuple(ids[end:])
 
     def text_of(self, raw: RawDocument) -> str:
-        """Return plain text unchanged, and messages through the chat template."""
+        """Return a document's plain text unchanged, and a conversation through the chat
+        template."""
         text = raw.content
         if not isinstance(text, str):
             if not getattr(self.tokenizer, "chat_template", None):
@@ -256,7 +260,8 @@ class DocumentEncoder:
         return text
 
     def converse(self, messages: Messages, opening: bool = False) -> str:
-        """Render messages through the chat template; `opening` begins the next answer."""
+        """Render the messages of a document or question through the chat template; `opening` begins
+        the next answer."""
         words = {**self.tokenizer.special_tokens_map, **self.template_args}
         question = {"messages": messages, "words": words, "opening": opening}
         try:
@@ -281,18 +286,20 @@ class DocumentEncoder:
         )
 
     def key(self, text: str) -> str:
-        """Hash the text, salted with the seed; this hash decides which documents ropext takes."""
+        """Hash a document's text with the seed; the hash decides which documents the corpus
+        takes."""
         salted = f"{self.seed}\0".encode() + text.encode("utf-8", "surrogatepass")
         return hashlib.sha256(salted).hexdigest()
 
     def content_key(self, text: str, use: str = "") -> str:
-        """Hash the normalised content and the seed; another use draws other documents."""
+        """Hash a document's normalised content and the seed; another use draws other documents."""
         salt = f"{use}\0" if use else ""
         salted = f"{self.seed}\0{salt}{content_hash(text)}"
         return hashlib.sha256(salted.encode()).hexdigest()
 
     def document(self, name: str, text: str, limit: int) -> Document:
-        """Return at most `limit` tokens from the start of a text, BOS included."""
+        """Return the document of a corpus: at most `limit` tokens from the start of a text, BOS
+        included."""
         size = limit * CHARACTERS_PER_TOKEN
         while True:
             with tokenizer_panics_refused(self.tokenizer.name_or_path, name):
@@ -325,7 +332,7 @@ class DocumentEncoder:
         )
 
     def _encode(self, text: str) -> tuple[Ids, Counts]:
-        """Return the ids of a text, and the number of bytes of text for each.
+        """Return the ids of a document's text, and the number of bytes of text for each.
 
         A character that takes several tokens counts at the first of them.
         """

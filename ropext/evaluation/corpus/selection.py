@@ -55,7 +55,8 @@ class Corpus:
     reaching: Mapping[int, int] = field(default_factory=dict)  # documents, by wanted length
 
     def to_json(self) -> dict[str, Json]:
-        """Return the counts for results.json."""
+        """Return the counts of the documents that the corpus took and left out, for
+        results.json."""
         return {
             "used": len(self.documents),
             "read": self.num_read,
@@ -77,18 +78,19 @@ class SmallestKeys:
     tokens: int = 0
 
     def admits(self, key: str) -> bool:
-        """Return whether `add` would keep a document of this key."""
+        """Return whether `add` would keep a document of the corpus with this key."""
         return self.tokens < self.wanted or -int(key, 16) > self.heap[0][0]
 
     def add(self, key: str, document: Document, tokens: int) -> None:
-        """Keep a document whose key is new, unless documents with smaller keys are enough."""
+        """Keep a document of the corpus if its key is new, unless documents with smaller keys are
+        enough."""
         heapq.heappush(self.heap, (-int(key, 16), tokens, document))
         self.tokens += tokens
         while self.heap and self.tokens - self.heap[0][1] >= self.wanted:
             self.tokens -= heapq.heappop(self.heap)[1]
 
     def in_order(self) -> list[Document]:
-        """Return the documents in the order of their keys."""
+        """Return the chosen documents of the corpus in the order of their keys."""
         return [document for _, _, document in sorted(self.heap, reverse=True)]
 
 
@@ -106,7 +108,7 @@ class DistinctTexts:
     longest: tuple[str, str] = ("", "")  # name and text
 
     def drawn(self) -> Iterator[tuple[str, RawDocument, str]]:
-        """Yield each document with its key and its text; the caller keeps some of them.
+        """Yield each document of --data with its key and its text; the caller keeps some of them.
 
         Only this loop draws documents: their content and a seed decide, in bounded memory, which
         are kept. A caller stops early if the source may have no end.
@@ -134,7 +136,8 @@ class DistinctTexts:
 def choose_documents(
     raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted: Wanted
 ) -> Corpus:
-    """Read every document once, keep at most `max_documents` per length, choose the longest length.
+    """Read every document of --data once, keep at most `max_documents` per length, choose the
+    longest length.
 
     A document with fewer bytes than the shortest useful length is not even encoded, so a million
     short documents cost no more memory than one.
@@ -183,8 +186,8 @@ def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -
 def glue_documents(
     documents: Iterable[Document], length: int, count: int, separator: int | None = None
 ) -> tuple[Document, ...]:
-    """Return at most `count` sequences of `length` tokens, each joined from whole documents except
-    its last.
+    """Return at most `count` sequences of `length` tokens, each joined from whole documents of a
+    corpus except its last.
 
     The rest of a sequence's last document is left out. No document is in two sequences, so an
     interval may take the sequences as its units. `separator` follows each document.
@@ -205,7 +208,8 @@ def glue_documents(
 
 
 def _closed(document: Document, separator: int | None) -> Document:
-    """Return a document's tokens with the separator after them; unchanged if there is none."""
+    """Return the tokens of a document of a corpus with the separator after them; unchanged if there
+    is none."""
     if separator is None:
         return document
     ids = np.append(document.ids, np.int32(separator))
@@ -213,7 +217,8 @@ def _closed(document: Document, separator: int | None) -> Document:
 
 
 def _joined(parts: list[Document]) -> Document:
-    """Return one document made of several, with their tokens and fingerprints."""
+    """Return one document made of several documents of a corpus, with their tokens and
+    fingerprints."""
     name = parts[0].name
     if len(parts) > 1:
         name = f"{name} … {parts[-1].name}"
@@ -238,7 +243,8 @@ NO_LIMIT = 2**31 - 1
 
 
 def texts_of(source: Source, encoder: DocumentEncoder, length: int) -> Iterator[RawDocument]:
-    """Return the texts of a source, split if it says so; windows have `length` tokens."""
+    """Return the documents of a --data source, split if --split-documents is given; windows have
+    `length` tokens."""
     found = read_documents(source)
     if source.pieces is None:
         return found
@@ -248,8 +254,8 @@ def texts_of(source: Source, encoder: DocumentEncoder, length: int) -> Iterator[
 def split_documents(
     raw: Iterable[RawDocument], how: str, encoder: DocumentEncoder, length: int
 ) -> Iterator[RawDocument]:
-    """Split texts at blank lines, at a separator, or into windows of `length` tokens; conversations
-    stay whole."""
+    """Split the documents of --data at blank lines, at a separator, or into windows of `length`
+    tokens; conversations stay whole."""
     for document in raw:
         if not isinstance(document.content, str):
             yield document
@@ -273,8 +279,8 @@ def _pieces(
 
 
 def _windows(name: str, text: str, encoder: DocumentEncoder, length: int) -> Iterator[str]:
-    """Yield consecutive windows of a text; each is a little longer, because a cut can change a
-    token."""
+    """Yield consecutive windows of a document for --split-documents; each is a little longer,
+    because a cut can change a token."""
     coded = encoder.document(name, text, NO_LIMIT)
     ends = np.concatenate([[0], np.cumsum(coded.token_bytes)])
     data = text.encode("utf-8", "replace")

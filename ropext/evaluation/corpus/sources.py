@@ -49,7 +49,7 @@ class Source:
 
     @property
     def place(self) -> Path:
-        """Return the path of the data, if it is local.
+        """Return the path of the documents that --data names, if they are local.
 
         Raise an error if `data` cannot be a path's name.
         """
@@ -61,16 +61,17 @@ class Source:
         return place
 
     def error(self, sentence: str) -> InputError:
-        """Return the error for a mistake in the data, after the option that names it."""
+        """Return the error for a mistake in the documents, after the option that names them."""
         return InputError(f"{self.flag} {sentence}")
 
     @property
     def is_streamed(self) -> bool:
-        """Return whether the data may be a stream without an end."""
+        """Return whether the documents of --data may be a stream without an end."""
         return not isinstance(self.data, Texts) and not self.place.exists()
 
     def part(self, splits: Mapping[str, T]) -> T:
-        """Return the split to read, from the splits that the data has."""
+        """Return the split of a data set of documents to read (--split), from the splits that it
+        has."""
         split = self.split or self.default_split
         if self.split is None and NO_SPLIT in splits:
             return splits[NO_SPLIT]
@@ -97,8 +98,8 @@ def _too_large(source: Source, what: str, mib: int) -> InputError:
 
 
 def _within(documents: Iterator[RawDocument], place: str, source: Source) -> Iterator[RawDocument]:
-    """Yield the documents of one file (or stream). Raise an error if one or all of them are too
-    large."""
+    """Yield the documents of one --data file or stream. Raise an error if one or all of them are
+    too large."""
     left = source.largest * PER_FILE << 20
     for document in documents:
         text = document.content if isinstance(document.content, str) else repr(document.content)
@@ -112,8 +113,7 @@ def _within(documents: Iterator[RawDocument], place: str, source: Source) -> Ite
 
 
 def read_documents(source: Source) -> Iterator[RawDocument]:
-    """Read every document of a source in its own order; raise an error if the source has no text at
-    all."""
+    """Read every document of --data in its own order; raise an error if there is no text at all."""
     path = source.place
     if isinstance(source.data, Texts):
         found = _given(source)
@@ -140,7 +140,7 @@ def read_documents(source: Source) -> Iterator[RawDocument]:
 
 
 def _given(source: Source) -> Iterator[RawDocument]:
-    """Yield the texts that a Python caller gave."""
+    """Yield the documents that a Python caller gave as texts."""
     source.part({NO_SPLIT: None})
     for number, row in enumerate(getattr(source.data, "rows", ()), 1):
         name = f"{source.data}:{number}"
@@ -148,7 +148,8 @@ def _given(source: Source) -> Iterator[RawDocument]:
 
 
 def _row_content(row: object, source: Source, where: str) -> str | Messages:
-    """Return the text of a row, which may also be the text or the messages themselves."""
+    """Return a document from a row of --data, which may also be the text or the messages
+    themselves."""
     if isinstance(row, str | list):
         return _content({source.column or DEFAULT_COLUMNS[0]: row}, source, where)
     if not isinstance(row, Mapping):
@@ -157,7 +158,7 @@ def _row_content(row: object, source: Source, where: str) -> str | Messages:
 
 
 def is_missing(source: Source) -> bool:
-    """Return True if the data can only be a path here, and nothing has that path."""
+    """Return True if --data can only be a path of documents here, and nothing has that path."""
     if isinstance(source.data, Texts) or source.place.exists():
         return False
     if source.place.suffix in READERS:
@@ -166,7 +167,8 @@ def is_missing(source: Source) -> bool:
 
 
 def require_data(source: Source) -> None:
-    """Raise InputError if the data can only be a path here, and nothing has that path."""
+    """Raise InputError if --data can only be a path of documents here, and nothing has that
+    path."""
     if is_missing(source):
         raise source.error(f"{source.data}: there is no such file or folder")
 
@@ -185,8 +187,8 @@ FOLDER, FILE = (rf"(^|[-._ 0-9/])({{}}){end}" for end in ("([-._ 0-9][^/]*)?/", 
 
 
 def splits_of(names: Sequence[str], *, partly: bool = False) -> dict[str, Sequence[str]]:
-    """Divide the files of a folder into splits as `datasets` does; if no name has a split's word,
-    all are NO_SPLIT.
+    """Divide the document files of a --data folder into splits as `datasets` does; if no name has a
+    split's word, all are NO_SPLIT.
 
     File names count only if every file has such a word, or with `partly`: a title may contain one.
     """
@@ -213,12 +215,13 @@ def _by_split(names: Sequence[str], place: str) -> dict[str, Sequence[str]]:
 
 
 def _files_in(folder: Path) -> list[str]:
-    """Return the files of a folder that ropext can read, without its card and hidden files."""
+    """Return the document files of a --data folder that ropext can read, without its card and
+    hidden files."""
     return _visible(folder, [file for file in folder.rglob("*") if file.suffix in READERS])
 
 
 def _visible(folder: Path, files: Sequence[Path]) -> list[str]:
-    """Return these files by their places in the folder, without its card and hidden files."""
+    """Return files by their places in a --data folder, without its card and hidden files."""
     files = sorted(file for file in files if file.is_file() and file.name != "README.md")
     places = [file.relative_to(folder) for file in files]
     hidden = (".", "__")
@@ -226,8 +229,8 @@ def _visible(folder: Path, files: Sequence[Path]) -> list[str]:
 
 
 def unread_files(source: Source) -> list[str]:
-    """Return warnings about files of a folder that ropext does not read, and about names that might
-    have been splits."""
+    """Return warnings about files of a --data folder that ropext does not read, and about names
+    that might have been splits."""
     folder = source.place
     if isinstance(source.data, Texts) or not folder.is_dir():
         return []
@@ -240,7 +243,7 @@ def unread_files(source: Source) -> list[str]:
 
 
 def _other_kinds(source: Source, folder: Path) -> list[str]:
-    """Return a warning about the files of a folder that no reader supports."""
+    """Return a warning about the files of a --data folder that no reader of documents supports."""
     others = _visible(folder, [file for file in folder.rglob("*") if file.suffix not in READERS])
     if not others:
         return []
@@ -252,7 +255,7 @@ def _other_kinds(source: Source, folder: Path) -> list[str]:
 
 
 def _other_splits(source: Source, names: Sequence[str]) -> list[str]:
-    """Return a warning about the files outside the split that ropext reads, or about names that
+    """Return a warning about the --data files outside the split that is read, or about names that
     might have been splits."""
     by_split = splits_of(names, partly=source.split is not None)
     read = source.part(by_split)
@@ -283,7 +286,7 @@ def _other_splits(source: Source, names: Sequence[str]) -> list[str]:
 
 
 def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
-    """Yield the documents of a split, or of the whole folder."""
+    """Yield the documents of a split of a --data folder, or of the whole folder."""
     names = _files_in(folder)
     if not names:
         kinds = ", ".join(READERS)
@@ -294,7 +297,7 @@ def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
 
 
 def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterator[RawDocument]:
-    """Yield the documents of one file.
+    """Yield the documents of one file of --data.
 
     `named`: the user named this very file, so any suffix is read as text.
     """
@@ -348,7 +351,7 @@ def _read_jsonl(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
 
 
 def _read_json(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
-    """Yield the documents of a JSON file: an array of texts or objects, or one object."""
+    """Yield the documents of a JSON file of --data: an array of texts or objects, or one object."""
     most = source.largest * PER_JSON
     with open(open_regular(path), encoding="utf-8-sig") as file:
         text = file.read((most << 20) + 1)
@@ -403,7 +406,7 @@ def _column(row: JsonObject, source: Source, where: str) -> str:
 
 
 def _content(row: JsonObject, source: Source, where: str) -> str | Messages:
-    """Return the text or the messages in a row of --data."""
+    """Return the document, text or messages, in a row of --data."""
     name = _column(row, source, where)
     content = row[name]
     if isinstance(content, str):
@@ -419,7 +422,7 @@ def _content(row: JsonObject, source: Source, where: str) -> str | Messages:
 
 
 def _with_text_alone(rows: Any, source: Source) -> Any:
-    """Return a dataset with only the column that ropext reads.
+    """Return a data set of documents with only the column that ropext reads.
 
     To decode an image or a sound, `datasets` would open the path in its row, which may be any file
     here.
@@ -440,7 +443,8 @@ def _with_text_alone(rows: Any, source: Source) -> Any:
 
 
 def _open_stream(name: str, config: str, split: str, source: Source) -> Any:
-    """Open a split of a dataset repository; raise an error if its card names files outside it."""
+    """Open a split of a --data repository on the hub or disk as a stream; raise an error if its
+    card names files outside it."""
     import datasets
 
     folder = Path(name)
@@ -461,7 +465,8 @@ def _open_stream(name: str, config: str, split: str, source: Source) -> Any:
 
 
 def _words_of_card(folder: Path) -> Iterator[str]:
-    """Yield every text under `configs` in the two files from which `datasets` reads them."""
+    """Yield every text under `configs` in the two files of a --data repository from which
+    `datasets` reads them."""
     import yaml
     from huggingface_hub import DatasetCard
 
@@ -484,13 +489,14 @@ def _words_of_card(folder: Path) -> Iterator[str]:
 
 
 def _repository(source: Source) -> tuple[str, str]:
-    """Split `ID:CONFIG`, or `FOLDER:CONFIG` for a dataset repository on the disk."""
+    """Split the --data name `ID:CONFIG`, or `FOLDER:CONFIG` for a dataset repository on the
+    disk."""
     name, colon, config = source.data.rpartition(":")
     return (name, config) if colon else (config, "")
 
 
 def _read_dataset(source: Source) -> Iterator[RawDocument]:
-    """Yield the documents of a dataset from the hub, or of one that `datasets` saved."""
+    """Yield the documents of a --data set from the hub, or of one that `datasets` saved."""
 
     from ropext.files.checkpoint import hub  # late: local texts need neither
 
