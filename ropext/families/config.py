@@ -51,6 +51,7 @@ class Dict:
     """One JSON object of a config, with its path for messages. null counts as absent."""
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+        """Hold the values of an object in config.json, and its path `where` for error messages."""
         self.values = values
         self.where = where
 
@@ -195,13 +196,15 @@ def packaged(name: str) -> Any:
 
 
 def version() -> str:
-    """Return the transformers version that the census and the defaults were taken from."""
+    """Return the transformers version that the census of model types and the defaults were taken
+    from."""
     return str(packaged("defaults.json")["transformers"])
 
 
 @cache
 def census() -> dict[str, Known]:
-    """Return the position scheme of every model type of that transformers version."""
+    """Return the census of model types: the position scheme of each type in that transformers
+    version."""
     out: dict[str, Known] = {}
     for scheme, types in packaged("types.json").items():
         if scheme == "composite":
@@ -238,6 +241,8 @@ class UnknownType(InputError):
     """A model type that is neither in the census nor described by whoever opened its config."""
 
     def __init__(self, kind: str) -> None:
+        """Build the error for a config's model type that neither the census nor an answer of
+        transformers has."""
         super().__init__(unknown(kind))
         self.kind = kind
 

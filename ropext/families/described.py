@@ -48,8 +48,8 @@ class Described:
     numbers: tuple[Numbers, ...]  # ... and the numbers that stock computes from it
 
     def numbers_of(self, config: JsonObject) -> tuple[Numbers, ...]:
-        """Return the numbers that stock computes for a config; none if it was queried about another
-        config."""
+        """Return the RoPE numbers that stock transformers computes for a config; none if it was
+        queried about another config."""
         return self.numbers if digest(config) == self.asked else ()
 
 
@@ -80,7 +80,7 @@ def is_remembered(config: JsonObject) -> bool:
 
 
 def forget() -> None:
-    """Drop all kept facts about model types that the census lacks."""
+    """Drop all kept facts from transformers about model types that the census lacks."""
     _BY_CONFIG.clear()
     _BY_SHAPE.clear()
 

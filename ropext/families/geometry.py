@@ -44,9 +44,9 @@ class CacheLayer(NamedTuple):
     is_latent: bool = False  # one vector for all heads, from which keys and values are made
 
     def kept(self, tokens: int, step: int = 1, beside: int = 0) -> int:
-        """Return the numbers that a layer's KV cache keeps for so many tokens, in an engine whose
-        cache grows by `step` tokens. A windowed layer keeps `beside` tokens more than its
-        window."""
+        """Return the numbers that the KV cache of a config's layer keeps for so many tokens, in an
+        engine whose cache grows by `step` tokens. A windowed layer keeps `beside` tokens more than
+        its window."""
         cells = -(-tokens // step) * step
         if self.window:
             cells = min(cells, -(-(self.window + beside) // step) * step)
@@ -66,6 +66,7 @@ class TextConfig(Dict):
         context: int | None = None,
         original: int | None = None,
     ) -> None:
+        """Hold the text part of a config.json with its model type's row, defaults and facts."""
         super().__init__(values, where)
         self.type = text_type
         # Lengths that the user states, if the config misstates or lacks them.

@@ -95,8 +95,8 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int | None:
-        """Return the cache of one token at 2 bytes per value, while the sequence is inside the
-        window."""
+        """Return the KV cache of one token of the config's model at 2 bytes per value, while the
+        sequence is inside the window."""
         return self.kv_bytes(1)
 
 
@@ -177,7 +177,8 @@ def lengths_of(text: TextConfig, site: RopeSite, source: str) -> Lengths:
 
 
 def _dynamic(text: TextConfig) -> Lengths:
-    """Return the lengths under dynamic scaling, which starts from max_position_embeddings."""
+    """Return the lengths of a config under dynamic scaling, which starts from
+    max_position_embeddings."""
     stated = text.sizes.context
     now = text.context or stated
     if now > stated:
@@ -193,7 +194,7 @@ def _dynamic(text: TextConfig) -> Lengths:
 
 
 def _named(text: TextConfig, kind: str, factor: float, original: int) -> Lengths:
-    """Return the lengths of a rope dict that states its original one."""
+    """Return the lengths of a config whose rope dict states its original one."""
     stated = text.sizes.context
     extended = round(original * factor)
     # Llama 3.1 itself has 8 * 8192 with 131072; Qwen3's card adds a yarn of 4 * 32768 to a config
@@ -239,7 +240,7 @@ def _other_lengths(text: TextConfig) -> dict[str, object]:
 
 
 def _alpha(text: TextConfig, source: str) -> Lengths:
-    """Return the lengths of HunYuan's alpha, which has changed theta."""
+    """Return the lengths of a config with HunYuan's alpha, which has changed theta."""
     now = text.context or text.sizes.context
     note = "HunYuan's alpha is a fixed change of theta and is read as one"
     asks = (
@@ -351,8 +352,9 @@ def allowed_forms(row: Family, sites: tuple[RopeSite, ...], notes: list[str]) ->
 
 
 def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bool) -> Rope:
-    """Return the embedding that a complete rope dict describes, with so many rotating channels.
-    Raise ConfigError for values that would divide by zero in the form's arithmetic."""
+    """Return the rotary embedding that a config's complete rope dict describes, with so many
+    rotating channels. Raise ConfigError for values that would divide by zero in the form's
+    arithmetic."""
     kind = params["rope_type"]
     if params["rope_theta"] <= 1:
         raise ConfigError(f"rope_theta must be above 1, was {params['rope_theta']:g}")

@@ -22,7 +22,8 @@ class Witness:
 
     @property
     def sentence(self) -> str:
-        """What others state about a published model, with date and source."""
+        """Return the sentence on how others describe a published model's scaling, with date and
+        source."""
         easy = ", needles alone" if self.needles else ""
         return f"{self.said} ({self.date}{easy}; {self.source})"
 
@@ -31,15 +32,29 @@ class PlannedScaling(Protocol):
     """The part of a plan that is compared with a recipe."""
 
     @property
-    def model(self) -> Model: ...
+    def model(self) -> Model:
+        """Return the model of config.json that the published recipe is compared for."""
+        ...
+
     @property
-    def method(self) -> str: ...
+    def method(self) -> str:
+        """Return the scaling method that is compared with the published recipe's."""
+        ...
+
     @property
-    def context(self) -> int: ...
+    def context(self) -> int:
+        """Return the context that is compared with the published recipe's."""
+        ...
+
     @property
-    def target(self) -> int: ...
+    def target(self) -> int:
+        """Return the target that is compared with the published recipe's length."""
+        ...
+
     @property
-    def main(self) -> RopeSite: ...
+    def main(self) -> RopeSite:
+        """Return the rotary embedding that is compared with the published recipe's."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -223,8 +223,8 @@ def _model_of(
 
 
 def _is_mrope(text: TextConfig) -> bool:
-    """Return whether images rotate by three axes: by the class of the model type, or by a rope
-    dict."""
+    """Return whether images rotate by three axes: by the class of a config's model type, or by its
+    rope dict."""
     if text.type in table.MROPE or any(d and d.has("mrope_section") for d in rope_dicts(text)):
         return True
     about = text.facts.get(text.type)

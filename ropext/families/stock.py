@@ -189,8 +189,9 @@ def _answer_of_child(config: JsonObject, kind: str) -> JsonObject:
 
 
 def free_memory() -> int:
-    """Return the free bytes of this machine for a child that loads transformers; 0 if accelerate,
-    and with it psutil, is missing. The child's own sentence reports that."""
+    """Return the free bytes of this machine for a child that loads stock transformers to answer
+    about a config; 0 if accelerate, and with it psutil, is missing. The child's own sentence
+    reports that."""
     try:
         import psutil
     except ImportError:
@@ -201,7 +202,8 @@ def free_memory() -> int:
 def ask_child(
     job: Mapping[str, Json], directories: Sequence[Path], timeout: float, task: ChildTask
 ) -> list[dict[str, Json]]:
-    """Return the answer of a fresh process with transformers about each directory."""
+    """Return the answer about each checkpoint directory from a fresh process that loads stock
+    transformers."""
     for needed in ("torch", "transformers", "accelerate"):
         if find_spec(needed) is None:
             raise ModuleNotFoundError(f"{task.name} needs {needed}", name=needed)

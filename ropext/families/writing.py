@@ -44,7 +44,8 @@ def _json_value(key: str, value: Any) -> Any:
 
 
 def _merged(site: RopeSite, new: Params, model: Model) -> Params:
-    """Return the new form's keys, and every other key of the present rope dict unchanged."""
+    """Return the rope dict to write to config.json: the new form's keys, and every other key
+    unchanged."""
     new = keep_query_scales(site.params, new)
     remaining = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
     if site.params["rope_type"] == "proportional":
@@ -59,8 +60,8 @@ def _merged(site: RopeSite, new: Params, model: Model) -> Params:
 
 
 def as_written(model: Model, params: Params, rope: Rope) -> Params:
-    """Return a form with the keys that readers of a family want in the dict, default or not: three
-    that PhiMoE's forward pass reads in every scaled form, and gpt-oss's betas."""
+    """Return a rope dict with the keys that readers of a model family want in it, default or not:
+    three that PhiMoE's forward pass reads in every scaled form, and gpt-oss's betas."""
     row = family(model.text_type, model.described)
     if row.betas and params["rope_type"] == "yarn":
         return params | {"beta_fast": forms.BETA_FAST, "beta_slow": forms.BETA_SLOW} | params
@@ -78,8 +79,8 @@ def text_config(text: Mapping[str, Any], model: Model) -> TextConfig:
 
 
 def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | None:
-    """Return the rope_scaling that transformers 4 and its kin read; None if theta says
-    everything."""
+    """Return the rope_scaling in config.json that transformers 4 and its kin read; None if theta
+    says everything."""
     kind = modern["rope_type"]
     body = {
         key: value

@@ -77,11 +77,11 @@ class PlannedExtension(Protocol):
 
     @property
     def config(self) -> dict[str, Json]:
-        """The config with the planned edits."""
+        """Return the config with the edits of the plan."""
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """The config keys that the plan changes."""
+        """Return the edits of the plan: the config keys that it changes."""
 
     @property
     def readings(self) -> tuple[LoaderReading, ...]:
@@ -228,9 +228,9 @@ class Carrier:
         return tuple(lines)
 
     def _file_flags(self, plan: PlannedExtension) -> str:
-        """Return the flags by which llama-server reads a GGUF of the base as planned; "" if that
-        needs a copy. The file is not here: it is assumed to state the base's theta and no scaling.
-        """
+        """Return the flags by which llama-server reads a GGUF of the plan's base as planned; "" if
+        that needs a copy. The file is not here: it is assumed to state the base's theta and no
+        scaling."""
         from ropext.families.loaders import gguf  # late: it reads a table of its own
 
         main = plan.main
@@ -327,7 +327,8 @@ def _in_doubt(reading: LoaderReading, verdict: Verdict, why: str) -> LoaderReadi
 def _of_two_spellings(
     plain: Iterable[LoaderReading], modern: Iterable[LoaderReading], older_agrees: bool
 ) -> tuple[LoaderReading, ...]:
-    """Return the readings of a config whose two spellings disagree.
+    """Return how loaders read a model that carries a plan if the two spellings of its config
+    disagree.
 
     A loader that ignores rope_parameters alone (`modern`) uses the older spelling. Among the
     loaders that know both spellings, only transformers was measured.

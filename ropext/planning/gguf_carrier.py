@@ -88,6 +88,8 @@ class GgufCarrier(Carrier):
         return f"with -lv 4 the log of llama-server has {', '.join(lines)}"
 
     def misread(self, name: str, params: Params) -> str:
+        """Return "": measured misreadings of a planned rope dict are of directories, not of a
+        GGUF's keys."""
         return ""
 
     def unmeasured(self, name: str, site: RopeSite) -> str:
@@ -98,6 +100,7 @@ class GgufCarrier(Carrier):
         )
 
     def nearest(self, loader: str, params: Params, target: int) -> str:
+        """Return "": the plan for a GGUF offers no other options of `extend`."""
         return ""
 
     def copy_name(self, name: str) -> str:
@@ -140,6 +143,7 @@ class GgufCarrier(Carrier):
         return gguf.flags(self.architecture, rope, keys)
 
     def read_unextended(self, standing: UnextendedModel) -> Programs:
+        """Return how each program reads a GGUF without a plan to extend it, and how to run it."""
         context = self.model.context
         readings = self.readings(self.model.scaled_sites[0], context)
         nothing: Params = {}  # for Ollama's environment: the file is scaled already

@@ -20,8 +20,8 @@ class CacheType:
     bytes: int  # in one block
 
     def bytes_of(self, values: int) -> int | None:
-        """Return the bytes of so many values of a KV cache; None if they do not fill whole
-        blocks."""
+        """Return the bytes of so many values of a KV cache, for `plan --memory`; None if they do
+        not fill whole blocks."""
         if values % self.values:
             return None
         return values // self.values * self.bytes
@@ -45,8 +45,8 @@ class Cache:
     rules: CacheRules
 
     def bytes_at(self, tokens: int, kind: CacheType) -> int | None:
-        """Return the bytes of the KV caches of all sequences, each full with so many tokens; None
-        if the type cannot hold the cache."""
+        """Return the bytes of the KV caches of all sequences in `plan --memory`, each full with so
+        many tokens; None if the type cannot hold the cache."""
         total = 0
         for layer in self.layers:
             if kind.bytes_of(layer.values) is None:
@@ -56,8 +56,9 @@ class Cache:
         return self.parallel * total
 
     def longest_in(self, room: int, kind: CacheType) -> int | None:
-        """Return the most tokens whose KV caches fit into so many bytes, in whole steps. It is 0 if
-        not even one step fits, and None if the type cannot hold the cache."""
+        """Return the most tokens whose KV caches fit into so many bytes, for `plan --memory`, in
+        whole steps. It is 0 if not even one step fits, and None if the type cannot hold the cache.
+        """
         if self.bytes_at(STEP, kind) is None:
             return None
         low = 0
@@ -97,11 +98,12 @@ class MemoryFit:
 
     @property
     def room(self) -> int | None:
-        """The bytes of memory that the weights leave for the KV cache."""
+        """Return the bytes of memory that the weights leave for the KV cache in `plan --memory`."""
         return _free_bytes(self.memory, self.weights)
 
     def holds(self, row: CacheRow) -> bool:
-        """Return whether the length fits into memory with this type of KV cache."""
+        """Return whether the length of `plan --memory` fits into memory with this type of KV
+        cache."""
         taken = row.bytes_at_length
         return taken is not None and self.room is not None and taken <= self.room
 
@@ -111,15 +113,16 @@ class MemoryFit:
         return asdict(self) | {"rows": rows}
 
     def _fits_or_unknown(self, row: CacheRow) -> bool | None:
-        """Return whether the KV cache of a row fits into memory; None if that is not known."""
+        """Return whether the KV cache of a row of `plan --memory` fits into memory; None if that is
+        not known."""
         if self.room is None or row.bytes_at_length is None:
             return None
         return self.holds(row)
 
 
 def _free_bytes(memory: int, weights: int | None) -> int | None:
-    """Return the bytes of memory that the weights leave for the KV cache; None if their size is not
-    known."""
+    """Return the bytes of memory that the weights leave for the KV cache in `plan --memory`; None
+    if their size is not known."""
     if weights is None:
         return None
     return max(0, memory - weights)
@@ -133,8 +136,8 @@ def fit_memory(
     types: Sequence[str],
     parallel: int,
 ) -> MemoryFit:
-    """Return which lengths of a model fit into a memory, for each of these types of cache; without
-    `types`, for every type that its programs have."""
+    """Return which lengths of a planned model fit into a memory, for each of these types of cache;
+    without `types`, for every type that its programs have."""
     model = carrier.model
     without = sum(1 for kind in model.layer_types if not attends(kind))
     if model.masked_lm:

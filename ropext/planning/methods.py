@@ -206,7 +206,8 @@ class Recommendation:
 
 
 def form_name(rope_type: str | None) -> str:
-    """Return a rope type as docs/methods.md names it: `default` holds a theta and nothing else."""
+    """Return a rope type as a plan and docs/methods.md name it: `default` holds a theta and nothing
+    else."""
     return "theta" if rope_type == "default" else rope_type or "-"
 
 
@@ -221,9 +222,9 @@ def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exte
 
 
 def needs_no_scaling(model: Model) -> bool:
-    """Return whether no method would change a pair of this model: every pair that rotates does so
-    as often as YaRN's fast pairs, which no ramp moves. Such a pair showed every phase in training
-    many times, and shows no new one beyond."""
+    """Return whether a plan for this model needs no method: every pair that rotates does so as
+    often as YaRN's fast pairs, which no ramp moves. Such a pair showed every phase in training many
+    times, and shows no new one beyond."""
     return fewest_turns([site.rope for site in model.scaled_sites]) >= forms.BETA_FAST
 
 
@@ -458,7 +459,8 @@ def _in_one_step(attempts: Attempts, recipe: Extend) -> tuple[str, MethodRow]:
 
 
 def _as_flags(options: Mapping[str, Any]) -> str:
-    """Return knobs of a method as flags of `extend`, as a user types them after others."""
+    """Return the knobs of a planned method as flags of `extend`, as a user types them after
+    others."""
     words = ""
     for key, value in options.items():
         words += f" --no-{key}" if value is False else f" {flag(key)} {value:g}"

@@ -316,19 +316,25 @@ class Plan(ExtensionPlan):
 
     @cached_property
     def readings(self) -> tuple[loaders.LoaderReading, ...]:
+        """Return how each engine reads the rope dict that the plan writes."""
         return self.attempts.readings(self.model.scaled_sites[0], self.attempt)
 
     @cached_property
     def kv_cache_bytes(self) -> int | None:
+        """Return the bytes of the KV cache of one sequence of the planned target; None if they are
+        not known."""
         rules = self.carrier.cache
         return self.model.kv_bytes(self.target, step=rules.step, beside=rules.micro_batch)
 
     @property
     def form(self) -> str:
+        """Return the rope type that the plan writes, as a clause."""
         return f", written as {self.main.params['rope_type']}"
 
     @property
     def untrained_factor(self) -> float:
+        """Return the plan's target divided by the trained context; 1 with --finetune, --like or
+        --length-only, or if the authors publish it."""
         recipe = self.recipe
         if recipe.finetune or recipe.like or recipe.length_only:
             return 1.0
@@ -340,18 +346,24 @@ class Plan(ExtensionPlan):
 
     @property
     def measured(self) -> str:
+        """Return the sentence of the plan about its method's measured results; "" if none
+        applies."""
         if not 1 < self.untrained_factor < FAR_UNTRAINED or self.obstacles or self.is_measured:
             return ""
         return twofold(self.name, self.model, self.method)
 
     @property
     def trained_on(self) -> str:
+        """Return the trained tokens that ropext.json states, as a clause of the plan; "" if it
+        states none."""
         if self.trained is None:
             return ""
         return f"the {self.trained:,} tokens that its base was trained on (ropext.json)"
 
     @property
     def training(self) -> str:
+        """Return the plan's advice on how to train the model for the target; "" if there is
+        none."""
         if not self.carrier.in_transformers:
             return "train the Hugging Face checkpoint that it was converted from"
         if self.is_quantised:
@@ -408,6 +420,8 @@ class Plan(ExtensionPlan):
         return [("written as", ", ".join(written)), ("attention", attention)]
 
     def compared(self) -> Table:
+        """Return the plan's table that compares the methods: pairs extrapolated, compression, rope
+        type."""
         rows = []
         for row in self.methods:
             cells = ["-", "-", "-"]
@@ -420,6 +434,8 @@ class Plan(ExtensionPlan):
         return Table("", LEGEND, header, tuple(rows))
 
     def spectra(self) -> dict[str, Spectrum]:
+        """Return the RoPE frequencies of the plan's methods that can run without input, and of its
+        own method."""
         rope = self.main.rope
         out = {}
         for row in self.methods:
@@ -452,24 +468,33 @@ class Plan(ExtensionPlan):
 
     @property
     def consent(self) -> str:
+        """Return the flag with which `extend` writes a refused plan: --even-so or --again."""
         is_refused = self.obstacles or too_far(self.recipe, self.context, self.target)
         return "--even-so" if is_refused or not self.in_one_step else "--again"
 
     @property
     def log(self) -> str:
+        """Return the lines in a program's log that show that the planned scaling is on; "" if none
+        does."""
         return "" if self.recipe.length_only else self.carrier.log_of(self)
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
+        """Return the lines that run the planned result from `directory` in each loader; none if it
+        is refused."""
         if self.refusal is not None:  # there will be nothing to serve
             return ()
         return self.carrier.serving(self, directory)
 
     def overrides(self) -> tuple[loaders.OverrideLine, ...]:
+        """Return the lines that run the plan's base itself as planned; none if the plan is
+        refused."""
         if self.refusal is not None:
             return ()
         return self.carrier.overrides(self)
 
     def nearest(self) -> dict[str, str]:
+        """Return, for each loader that misreads the plan, the options whose result it reads
+        exactly."""
         nearest = dict[str, str]()
         if self.refusal is not None:
             return nearest

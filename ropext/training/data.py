@@ -116,6 +116,7 @@ class _TrainingDataParts:
     others."""
 
     def __init__(self, division: Division, encoder: corpus.DocumentEncoder) -> None:
+        """Begin both parts of --data without documents: to train on, and held out."""
         most = max(division.wanted_tokens, corpus.MOST_TOKENS)
         self.division = division
         self.encoder = encoder

@@ -156,6 +156,8 @@ class FinetuneObjective(TrainingObjective[Finetuned]):
     )
 
     def __post_init__(self) -> None:
+        """Set the title, the remarks, the new position rows and the empty history of a
+        fine-tuning."""
         origin = self.origin
         options = self.options
         self.new_rows = None

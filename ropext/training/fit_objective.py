@@ -66,6 +66,7 @@ class FitObjective(TrainingObjective[Fitted]):
     steps: JudgedSteps = field(init=False)
 
     def __post_init__(self) -> None:
+        """Set the title, the questions, the training rows and the empty history of a fit."""
         self.facts = {"within": self.within, "starts": list(self.starts)}
         start = ", ".join(self.starts)
         if len(self.starts) > 1:

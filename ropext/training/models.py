@@ -84,7 +84,8 @@ def load_to_train(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedMo
 
 
 def check_tracker(name: str) -> None:
-    """Refuse an unknown tracker of --report-to, and a tracker whose package is not installed."""
+    """Refuse a training with an unknown tracker of --report-to, or with a tracker whose package is
+    not installed."""
     if name not in TRACKERS:
         raise UsageError(f"--report-to is one of {', '.join(TRACKERS)}, was {name!r}")
     known = [name]
@@ -98,8 +99,8 @@ def check_tracker(name: str) -> None:
 
 
 def qlora_quantiser(where: torch.device) -> "BitsAndBytesConfig":
-    """Return QLoRA's quantiser: 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, section
-    3)."""
+    """Return QLoRA's quantiser of the frozen weights in training: 4-bit NormalFloat, doubly
+    quantised (Dettmers et al. 2023, section 3)."""
     import transformers
 
     if where.type != "cuda":

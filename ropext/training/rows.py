@@ -115,6 +115,8 @@ class KeyRows:
         share: float,
         seed: int,
     ) -> None:
+        """Make a `share` of the training rows ask for keys, in haystacks of words or of the
+        documents' text."""
         self.encoder = encoder
         self.documents = documents
         self.share = share
@@ -191,6 +193,8 @@ class TrainingRows(Sequence[TrainingRow]):
         questions: "KeyRows | FitQuestions | None" = None,
         far_half: bool = False,
     ) -> None:
+        """Cut `count` training rows from the documents; raise InputError if they give no row or no
+        loss."""
         self.documents = [d for d in documents if len(d) >= strategy.length]
         self.too_short = len(documents) - len(self.documents)
         self.strategy = strategy
@@ -279,8 +283,8 @@ class ControlRows(Sequence[TrainingRow]):
 def join_documents(
     documents: Sequence[Document], separator: int | None, seed: int
 ) -> list[Document]:
-    """Join all training documents into one (--packing glued), in a drawn order; attention
-    crosses from each into the next."""
+    """Join all training documents into one (--packing glued), in a drawn order; attention crosses
+    from each into the next."""
     order = np.random.default_rng((seed, 2)).permutation(len(documents))
     ids: list[Ids] = []
     scored: list[Flags] = []
@@ -334,6 +338,8 @@ class FitQuestions:
         seed: int,
         share: float = 0.0,
     ) -> None:
+        """Make a `share` of a fit's training rows ask, with haystacks of the documents' text or of
+        words."""
         self.encoder = encoder
         self.strategy = strategy
         self.seed = seed
@@ -412,6 +418,8 @@ class RowsWithShortWindows(Sequence[TrainingRow]):
         context: int,
         options: TrainingOptions,
     ) -> None:
+        """Put the windows of --keep-short next to the long rows of each optimiser step in
+        training."""
         self.rows = rows
         self.long = per_step
         self.short = options.keep_short

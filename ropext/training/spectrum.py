@@ -46,6 +46,7 @@ class LearnedSpectrum(nn.Module):
     method: str  # by which the result is planned and written
 
     def __init__(self, site: RopeSite, ceiling: float) -> None:
+        """Begin a spectrum in training at the planned start, with a ceiling on its pair factors."""
         super().__init__()
         self.rope = site.rope
         self.start_factors = compression(site.rope.spectrum, site.wanted)
@@ -96,6 +97,8 @@ class LearnedPairFactors(LearnedSpectrum):
     start: torch.Tensor
 
     def __init__(self, site: RopeSite, ceiling: float) -> None:
+        """Begin the pair factors and the attention factor in training at the planned start of a
+        fit."""
         super().__init__(site, ceiling)
         attention = site.wanted.attention_factor / site.rope.spectrum.attention_factor
         self.register_buffer(
@@ -117,6 +120,7 @@ class LearnedPairFactors(LearnedSpectrum):
         return (self.start + offsets).exp(), attention.exp()
 
     def knobs(self) -> dict[str, Json]:
+        """Return the pair factors and the attention factor in training as fields of a recipe."""
         factors, attention = self.values()
         return {"pair_factors": factors, "attention_factor": attention}
 
@@ -132,6 +136,8 @@ class LearnedYarnRamp(LearnedSpectrum):
     method = "yarn"
 
     def __init__(self, site: RopeSite, target: int, ceiling: float) -> None:
+        """Begin both ends of YaRN's ramp and the attention factor in training at the planned start
+        of a fit."""
         super().__init__(site, ceiling)
         rope = site.rope
         params = site.params
@@ -175,12 +181,14 @@ class LearnedYarnRamp(LearnedSpectrum):
         return super().outside()
 
     def knobs(self) -> dict[str, Json]:
+        """Return the betas and the attention factor of YaRN's ramp in training as fields of a
+        recipe."""
         with torch.no_grad():
             low, high = (float(end) for end in self._ends())
 
         def beta(index: float) -> float:
-            """Return the turns, inside the context, of the pair at an index: the inverse of
-            yarn_bounds."""
+            """Return the turns, inside the context, of the pair at an index: the beta of a ramp's
+            end in training."""
             wavelength: float = 2 * math.pi * self.rope.theta ** (2 * index / self.rope.dim)
             return self.rope.context / wavelength
 
@@ -198,6 +206,7 @@ class LearnedTheta(LearnedSpectrum):
     method = "abf"
 
     def __init__(self, site: RopeSite, ceiling: float) -> None:
+        """Begin the theta in training at the planned start of a fit."""
         super().__init__(site, ceiling)
         self.start = math.log(float(site.params["rope_theta"]) / site.rope.theta)
         self.offset = _trainable_zeros()
@@ -223,6 +232,7 @@ class LearnedTheta(LearnedSpectrum):
         return super().outside()
 
     def knobs(self) -> dict[str, Json]:
+        """Return the theta in training as the field of a recipe."""
         return {"theta": self.rope.theta * math.exp(float(self._shift().detach()))}
 
 
@@ -246,6 +256,8 @@ class _FittedRotary:
     moving numbers."""
 
     def __init__(self, module: nn.Module, site: RopeSite, space: LearnedSpectrum) -> None:
+        """Keep a rotary module's own forward, and the spectrum in training that replaces it during
+        a fit."""
         self.module = module
         self.space = space
         self.label = site.label
@@ -388,6 +400,7 @@ class SpectrumLearner(nn.Module):
     def __init__(
         self, model: "PreTrainedModel", space: LearnedSpectrum, *, sliced: bool, tail: int
     ) -> None:
+        """Hold the frozen model and the spectrum in training, for the loss of a fit."""
         super().__init__()
         self.model = model
         self.space = space

@@ -70,7 +70,8 @@ class LossNotFinite(Stopped):
     """Raised if a loss becomes infinite or not-a-number; `where` names the step and the loss."""
 
     def __init__(self, where: str) -> None:
-        """Name the optimiser step, and the options that may help the training."""
+        """Build the error of a training's loss that is not finite: the optimiser step, and options
+        that may help."""
         self.where = where
         super().__init__(
             f"{where}; the checkpoints before it are kept: lower --learning-rate, or lengthen "
@@ -185,6 +186,7 @@ class _TrainerWatch(transformers.TrainerCallback):
     """A callback that narrates, marks checkpoints as complete, and stops on request."""
 
     def __init__(self, trainer: _Trainer, asked: Callable[[], bool]) -> None:
+        """Watch a run of Trainer; `asked` returns whether the user wants to stop the training."""
         self.trainer = trainer
         self.asked = asked  # whether the user wants to stop
         self.pace = Pace()
