@@ -179,7 +179,7 @@ def _layers(home: Path, listed: object) -> tuple[OllamaLayer, ...]:
 
 
 def _layer(home: Path, layer: object) -> OllamaLayer:
-    """Read an entry of one of Ollama's manifests."""
+    """Return the layer of a model that an entry of one of Ollama's manifests names."""
     if not isinstance(layer, dict):
         return OllamaLayer(str(layer), "", None)
     kind = str(layer.get("mediaType")).removeprefix("application/vnd.ollama.image.")
@@ -230,8 +230,8 @@ def _manifest(name: str) -> tuple[Path, Path]:
 
 
 def _lm_studio() -> Path:
-    """Return LM Studio's folder of models: the one in its settings, else the default in its home. A
-    pointer file names the home if it is not ~/.lmstudio."""
+    """Return LM Studio's folder of models, to find them by short names: the one in its settings,
+    else the default in its home. A pointer file names the home if it is not ~/.lmstudio."""
     home = Path.home() / ".lmstudio"
     chosen = None
     with suppress(InputError):

@@ -108,7 +108,8 @@ def check(reads: Named, writes: Named) -> None:
 
 
 def _each(named: Named) -> Iterator[tuple[str, Path]]:
-    """Yield every path of a command's inputs or outputs with its flag."""
+    """Yield every path of a command's inputs or outputs with its flag, to compare inputs with
+    outputs."""
     for flag, value in named.items():
         for path in value if isinstance(value, list | tuple) else (value,):
             if path:
@@ -116,8 +117,8 @@ def _each(named: Named) -> Iterator[tuple[str, Path]]:
 
 
 def _behind(path: Path) -> Iterator[Path]:
-    """Yield a path and the targets of the symbolic links below it; nothing if the path does not
-    exist."""
+    """Yield a path of a command and the targets of the symbolic links below it; nothing if it does
+    not exist."""
     if identity(path) is None:
         return
     yield path
@@ -128,8 +129,8 @@ def _behind(path: Path) -> Iterator[Path]:
 
 
 def _chain(path: Path) -> list[Identity | None]:
-    """Return the device and inode of a path and of the directories above it; None for each that
-    does not exist."""
+    """Return the device and inode of a command's path and of the directories above it; None for
+    each that does not exist."""
     real = Path(os.path.realpath(path))
     return [identity(place) for place in (real, *real.parents)]
 
@@ -217,8 +218,8 @@ def is_in_state(path: Path, listed: Any) -> bool:
 
 
 def _content(path: Path) -> str | None:
-    """Return the SHA-256 of a file, or the digest of a symbolic link's target; None if the file
-    cannot be read."""
+    """Return the SHA-256 of a file, or the digest of a symbolic link's target, to notice edits;
+    None if the file cannot be read."""
     if path.is_symlink():
         leads = hashlib.sha256(os.fsencode(os.readlink(path)))
         return f"link to {leads.hexdigest()}"
@@ -228,7 +229,7 @@ def _content(path: Path) -> str | None:
 
 
 def _sha256(path: Path) -> str:
-    """Compute the SHA-256 of a regular file."""
+    """Return the SHA-256 of a regular file, to notice edits of files that ropext wrote."""
     with open(open_regular(path), "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -317,8 +318,8 @@ def shown(names: list[str]) -> str:
 
 
 def signed(text: str) -> str:
-    """Return a text with a comment as its last line that holds the SHA-256 of the lines before
-    it."""
+    """Return a text that ropext writes with a comment as its last line, which holds the SHA-256 of
+    the lines before it."""
     # Only at line feeds: other separators can be part of a quoted text.
     given = text.removesuffix("\n").split("\n")
     lines = [line for line in given if not line.startswith(SIGNATURE)]
@@ -327,8 +328,8 @@ def signed(text: str) -> str:
 
 
 def is_signed(path: Path) -> bool:
-    """Return whether the last line of a small text file holds the SHA-256 of the lines before
-    it."""
+    """Return whether a small text file is as ropext wrote it: its last line holds the SHA-256 of
+    the lines before it."""
     if path.is_symlink() or not path.is_file():
         return False
     text = read_text(str(path))
@@ -411,7 +412,8 @@ def place_of_sign(path: Path, sign: Sign) -> int | None:
 
 
 def blanked_digest(path: Path, start: int, length: int) -> str:
-    """Return the SHA-256 of a file in which the bytes of its own digest count as the digit 0."""
+    """Return the SHA-256 of a PNG or parquet file in which the bytes of its own digest count as the
+    digit 0."""
     digest = hashlib.sha256()
     with open(open_regular(path), "rb") as stream:
         left = start

@@ -47,8 +47,8 @@ def check_links(directory: Path) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """Open a descriptor of a regular file, through symbolic links or not; refuse a FIFO, a device
-    or a directory.
+    """Open a descriptor of a regular file, perhaps a stranger's, through symbolic links or not;
+    refuse a FIFO, a device or a directory.
 
     O_NONBLOCK: opening a FIFO without a writer would otherwise hang before it can be checked.
     """
@@ -63,7 +63,8 @@ def open_regular(path: Path) -> int:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes; raise InputError if it is longer."""
+    """Read a regular file, perhaps a stranger's, of at most `limit` bytes; raise InputError if it
+    is longer."""
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = b""
@@ -118,8 +119,8 @@ def inside_wrapper(model: object) -> str:
 
 
 def not_a_model(wanted: str, given: object) -> UsageError:
-    """Return the error for an argument that is no model in memory; it names the inner model if
-    torch wraps one."""
+    """Return the error for an argument that should be a model in memory and is none; it names the
+    inner model if torch wraps one."""
     sentence = f"{wanted}, not {class_name(given)}"
     inside = inside_wrapper(given)
     if inside:
@@ -128,7 +129,8 @@ def not_a_model(wanted: str, given: object) -> UsageError:
 
 
 def from_home(path: str | os.PathLike[str]) -> Path:
-    """Return a path with `~` replaced by the user's home folder; refuse a value that is no path."""
+    """Return a path from a user with `~` replaced by the home folder; refuse a value that is no
+    path."""
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"a path is a text or a pathlib.Path, not {class_name(path)}")
     place = Path(os.path.expanduser(path))
@@ -137,7 +139,7 @@ def from_home(path: str | os.PathLike[str]) -> Path:
 
 
 def check_names(place: Path, hint: str = "") -> None:
-    """Refuse a path with a part that no file system accepts as a file name."""
+    """Refuse a path from a user with a part that no file system accepts as a file name."""
     for part in place.parts:
         if "\0" in part or len(os.fsencode(part)) > LONGEST_NAME:
             raise UsageError(

@@ -13,7 +13,8 @@ class Job(Protocol[Counts, Result]):
     """Prepared work: its inputs were opened, planned, read and checked. No weight was loaded."""
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse at once an output path that `make` would refuse late, and change nothing."""
+        """Refuse at once an output path that the job's `make` would refuse late, and change
+        nothing."""
 
     def counts(self) -> Counts:
         """Count the cost of the job for --dry-run."""

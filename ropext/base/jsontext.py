@@ -46,8 +46,8 @@ INFINITY = {"__float__": "Infinity"}
 
 
 def write_json(path: Path, data: Json) -> None:
-    """Write a value as an indented JSON file in the order given, with a newline at the end;
-    not-a-number is refused."""
+    """Write a value as an indented JSON file in the order given, with a newline at the end; refuse
+    not-a-number."""
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_bytes(path, text.encode())
 
@@ -122,7 +122,7 @@ def read_values(kind: type[T], data: Json, place: object, remedy: str = "") -> T
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return pydantic's reader of JSON values for a type, made once."""
+    """Return pydantic's reader of JSON values for a type, made once for each type."""
     return TypeAdapter(kind)
 
 
@@ -177,7 +177,8 @@ def parse_object(
     containers: int = CONTAINER_LIMIT,
     levels: int = DEPTH_LIMIT,
 ) -> dict[str, Json]:
-    """Parse a JSON object. Refuse duplicate keys, NaN, Infinity and depth bombs.
+    """Parse a JSON object, perhaps a stranger's. Refuse duplicate keys, NaN, Infinity and depth
+    bombs.
 
     transformers' {"__float__": "Infinity"} is an object like any other and stays one.
     """
@@ -235,7 +236,7 @@ def _no_constant(token: str) -> NoReturn:
 
 
 def _finite(token: str) -> float:
-    """Return a number of JSON text; refuse one that is too large for a float."""
+    """Return a number in a JSON text; refuse one that is too large for a float."""
     value = float(token)
     if math.isinf(value):
         raise ValueError(f"{token[:40]} is too large for a number")
@@ -243,7 +244,8 @@ def _finite(token: str) -> float:
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    """Return the JSON object of these keys and values; refuse a key that occurs twice."""
+    """Return the JSON object of the keys and values in a JSON text; refuse a key that occurs
+    twice."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         counts = Counter(key for key, _ in pairs)
@@ -253,8 +255,8 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _describe(error: json.JSONDecodeError, text: str, name: str) -> str:
-    """Return the sentence about JSON text that does not parse: it is empty, cut short, or wrong at
-    this line."""
+    """Return the sentence about JSON text in a file that does not parse: it is empty, cut short, or
+    wrong at this line."""
     if not text.strip():
         return f"{name} is empty, where a JSON object is expected"
     where = f"column {error.colno}"

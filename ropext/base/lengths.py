@@ -127,5 +127,6 @@ def short_windows(num_tokens: int, context: int) -> Iterator[Window]:
 
 
 def forward_tokens(windows: Iterable[Window]) -> int:
-    """Return how many tokens these windows hold in all."""
+    """Return how many tokens all these windows over a text hold together, to count the cost of
+    reading."""
     return sum(window.end - window.begin for window in windows)

@@ -33,8 +33,8 @@ FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
 
 
 def scrub(text: str) -> str:
-    """Replace secrets in a text by ***: tokens in the environment, tokens of a known shape, and
-    passwords inside a URL."""
+    """Replace secrets in a text by ***, before it is printed, logged or stored: tokens in the
+    environment, tokens of a known shape, and passwords inside a URL."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
         token = os.environ.get(name)
         if token:
@@ -97,11 +97,11 @@ def continued(command: str, width: int) -> list[str]:
 
 
 def no_messages(sentence: str) -> None:
-    """Ignore a progress sentence; a `Say` without output."""
+    """Ignore a sentence of progress; a `Say` without output."""
 
 
 def no_progress(done: int, total: int, what: str) -> None:
-    """Ignore a progress count; a `Show` without output."""
+    """Ignore a count of progress; a `Show` without output."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ _LISTENER: ContextVar[Say] = ContextVar("listener", default=no_messages)
 
 @contextmanager
 def heard_by(say: Say) -> Iterator[None]:
-    """Send the sentences of `tell_listener` to `say` inside this block."""
+    """Send the sentences of progress that `tell_listener` gets to `say` inside this block."""
     token = _LISTENER.set(say)
     try:
         yield

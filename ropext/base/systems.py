@@ -37,13 +37,13 @@ def open_raw(path: Path, flags: int, mode: int = 0o666) -> int:
 
 
 def read_at(descriptor: int, length: int, at: int) -> bytes:
-    """Read up to so many bytes of a file descriptor at an offset."""
+    """Read up to so many bytes of an open file descriptor at an offset, on any system."""
     os.lseek(descriptor, at, os.SEEK_SET)
     return os.read(descriptor, length)
 
 
 def write_at(descriptor: int, data: bytes, at: int) -> None:
-    """Write all of some bytes to a file descriptor at an offset."""
+    """Write all of some bytes to an open file descriptor at an offset, on any system."""
     os.lseek(descriptor, at, os.SEEK_SET)
     while data:
         data = data[os.write(descriptor, data) :]
@@ -142,7 +142,7 @@ def lock_descriptor(descriptor: int) -> None:
 
 
 def limit_memory(most: int) -> None:
-    """Limit this process's address space to a number of bytes, if the system can."""
+    """Limit this process's address space to a number of bytes, if the operating system can."""
     if sys.platform != "win32":
         import resource
 
@@ -152,8 +152,8 @@ def limit_memory(most: int) -> None:
 
 
 def free_descriptors() -> int | None:
-    """Return how many more file descriptors this process may open; None if the system does not
-    say."""
+    """Return how many more file descriptors this process may open; None if the operating system
+    does not report it."""
     if sys.platform == "win32":
         return None
     import resource

@@ -94,8 +94,8 @@ WHOLE_NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as text with columns padded to their widest cell. Fold the last column if it
-    is too wide; leave out an empty header."""
+    """Return any command's table as text with columns padded to their widest cell. Fold the last
+    column if it is too wide; leave out an empty header."""
     body = [list(map(str, row)) for row in rows]
     layout = _layout(header, body)
     lines = list[str]()
@@ -136,7 +136,7 @@ def _line(layout: Sequence[Padding], row: Sequence[str]) -> str:
 
 
 def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
-    """Return tables as the text for a terminal, then `lines`."""
+    """Return any command's tables as the text for a terminal, then `lines`."""
     parts = list[str]()
     for table in tables:
         part = f"{table.title}\n{columns(table.header, table.rows)}"
@@ -155,7 +155,7 @@ def verdict_first(lines: Sequence[str], tables: Iterable[Table]) -> str:
 
 
 def as_markdown(tables: Iterable[Table]) -> str:
-    """Return tables as sections of a Markdown page."""
+    """Return any command's tables as sections of a Markdown page."""
     parts = list[str]()
     for table in tables:
         parts.append(f"## {escape(table.title)}")
@@ -241,8 +241,8 @@ def _heads(header: Sequence[str]) -> list[str]:
 
 
 def _content(cell: str) -> str | float | None:
-    """Return the value of a table cell for programs: a number, a model's name, a text, or None if
-    it is blank."""
+    """Return the value of a table's cell for CSV and dicts: a number, a model's name, a text, or
+    None if it is blank."""
     if isinstance(cell, Number):
         return cell.value
     if cell in ("", BLANK):
@@ -251,8 +251,8 @@ def _content(cell: str) -> str | float | None:
 
 
 def as_csv(tables: Iterable[Table]) -> str:
-    """Return tables as CSV with a header; if there are several, a line with its title precedes
-    each."""
+    """Return any command's tables as CSV with a header; if there are several, a line with its title
+    precedes each."""
     written = list(tables)
     parts = list[str]()
     for table in written:
@@ -334,7 +334,7 @@ def _latex(cell: str) -> str:
 
 
 def in_format(tables: Iterable[Table], name: Format) -> str:
-    """Return tables as the text that `--format` names: csv, latex or markdown."""
+    """Return any command's tables as the text that `--format` names: csv, latex or markdown."""
     if name == "csv":
         return as_csv(tables)
     if name == "latex":
@@ -343,7 +343,8 @@ def in_format(tables: Iterable[Table], name: Format) -> str:
 
 
 def visible(text: str) -> str:
-    """Remove control characters from a text, and marks that change the direction or hide text."""
+    """Remove control characters from a text to print or write, and marks that change the direction
+    or hide text."""
     kept = list[str]()
     for character in text:
         if character in "\n\t" or unicodedata.category(character) not in HIDDEN:

@@ -97,7 +97,8 @@ class Workdir:
         return manifest is not None and not self._other(manifest)
 
     def _other(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Return the names of the values under "decides" that differ in another run's manifest."""
+        """Return the names of the values under "decides" that differ in the run.json of another
+        run."""
         if manifest["command"] != self.command:
             return ["command"]
         return differences(manifest["decides"], self.decides)
@@ -323,7 +324,7 @@ def differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Flat:
-    """Return a nested JSON object as one level of dotted keys."""
+    """Return a nested JSON object of a run's manifest as one level of dotted keys."""
     flat: Flat = {}
     for key, item in value.items():
         if isinstance(item, dict) and item:
@@ -334,7 +335,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def _plain(value: Mapping[str, Any]) -> Flat:
-    """Return a manifest as JSON gives it back: tuples become lists."""
+    """Return a run's manifest as JSON gives it back: tuples become lists."""
     plain: Flat = json.loads(json.dumps(value, default=str))
     return plain
 

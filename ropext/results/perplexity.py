@@ -193,13 +193,13 @@ class EvaluationSettings:
         return self.bootstrap.ratio(sums, counts)
 
     def perplexity(self, reading: Reading, span: Span) -> Value:
-        """Return exp of the mean loss over a span, with its interval over documents."""
+        """Return exp of the mean measured loss over a span, with its interval over documents."""
         sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums, counts, np.exp)
 
     def difference(self, left: Reading, right: Reading, span: Span) -> Value:
-        """Return the loss of `left` minus the loss of `right` on the same tokens in nats per token,
-        with its paired interval."""
+        """Return the measured loss of `left` minus the loss of `right` on the same tokens in nats
+        per token, with its paired interval."""
         sums, counts = left.sums(*span)
         return self.bootstrap.ratio(sums - right.sums(*span)[0], counts)
 
@@ -209,7 +209,7 @@ class EvaluationSettings:
         return self.bootstrap.ratio(sums / counts, np.ones(len(sums)), np.exp)
 
     def bits_per_byte(self, reading: Reading, documents: Documents, span: Span) -> Value:
-        """Return the bits per byte of the text under the scored tokens of a span."""
+        """Return the measured bits per byte of the text under the scored tokens of a span."""
         sums, _ = reading.sums(*span)
         num_bytes = []
         for counts in documents.token_bytes:

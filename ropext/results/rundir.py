@@ -97,7 +97,7 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
     texts = list(texts)
 
     def write(stream: BinaryIO) -> None:
-        """Write the rows of all variants, then the sign of ropext."""
+        """Write the rows of --losses for all variants, then the sign of ropext."""
         with parquet.ParquetWriter(stream, schema) as writer:
             for label, reading in measured.readings.items():
                 losses = reading.tokens(0, measured.frame.longest)  # from position 1 on
@@ -361,8 +361,8 @@ class _ComparedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of a compared model, the shortest first: variant, run:variant,
-        path:variant."""
+        """Return the names of a model in `ropext compare`, the shortest first: variant,
+        run:variant, path:variant."""
         return self.label, f"{Path(self.place).name}:{self.label}", f"{self.place}:{self.label}"
 
 
@@ -486,7 +486,7 @@ def _base_identity(run: Measurement, label: str) -> object:
 
 
 def _shortest_name(one: _ComparedModel, everyone: Sequence[_ComparedModel]) -> str:
-    """Return the shortest name of a compared model that nobody else has."""
+    """Return the shortest name of a model in `ropext compare` that nobody else has."""
     for place, name in enumerate(one.names):
         if sum(other.names[place] == name for other in everyone) == 1:
             return name

@@ -410,7 +410,7 @@ def write_plot(of: "ExtensionPlan | Inspection | PositionFacts", path: Path) -> 
 
 
 def plot_spectra(rope: Rope, named: Mapping[str, Spectrum], target: int, title: str = "") -> bytes:
-    """Draw the wavelengths of the unchanged model and of each named spectrum."""
+    """Draw for --plot the wavelengths of the unchanged model and of each named spectrum."""
     models = {UNTOUCHED: rope.spectrum.inv_freq}
     models |= {name: spectrum.inv_freq for name, spectrum in named.items()}
     heading = f"rotary dim {rope.dim}, theta {rope.theta:g}"
@@ -421,8 +421,8 @@ def plot_spectra(rope: Rope, named: Mapping[str, Spectrum], target: int, title: 
 
 
 def row_similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
-    """Return the cosine of every row with every other, after their mean is subtracted. Use at most
-    `most` rows, evenly spaced."""
+    """Return for a plot the cosine of every row of a position table with every other, after their
+    mean is subtracted. Use at most `most` rows, evenly spaced."""
     import numpy as np
 
     rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int)]
