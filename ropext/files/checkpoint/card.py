@@ -107,8 +107,8 @@ class Card:
 
 
 def code_block(text: str, language: str = "") -> str:
-    """Return a code block of the model card. Its fence is longer than any run of backticks
-    inside."""
+    """Return a code block of the model card, with a fence longer than any run of backticks in
+    it."""
     # A comment mark could end the section early when a later run replaces it.
     text = visible(text).strip("\n").replace("<!--", "<! --")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)

@@ -26,8 +26,7 @@ ARCHITECTURE = "architecture"  # timm loads a folder or a repository if the name
 
 
 def check_foreign_parts(config: JsonObject, where: str) -> None:
-    """Raise InputError if a config.json loads code or files that do not belong to the
-    checkpoint."""
+    """Raise InputError if a checkpoint's config.json loads foreign code or files."""
     for part in parts(Dict(config)):
         for key, value in part.values.items():
             if IMPLEMENTATION.fullmatch(key):

@@ -61,8 +61,8 @@ def names(repo: str, revision: str | None) -> list[str]:
 
 
 def is_out_of_reach(dataset: str, revision: str | None) -> bool:
-    """Return True if the hub cannot be reached. This makes one request for the dataset, whereas
-    `datasets` would retry."""
+    """Return True if the hub cannot be reached. This makes one request to the hub for the dataset,
+    whereas `datasets` would retry."""
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE:
@@ -75,8 +75,7 @@ def is_out_of_reach(dataset: str, revision: str | None) -> bool:
 
 
 def _sentences(repo: str, revision: str | None) -> AbstractContextManager[None]:
-    """Return the context that turns an error of reading a hub repository into one sentence of
-    `READING`."""
+    """Return the context that turns an error of reading a hub repository into one sentence."""
     at = f"{repo} at revision {revision}" if revision else repo
     kinds = {kind: (InputError, sentence) for kind, sentence in READING.items()}
     return hub_errors(kinds, repo=repo, revision=revision, at=at)

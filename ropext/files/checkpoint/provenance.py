@@ -50,8 +50,7 @@ LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", 
 
 
 def _plain(name: str) -> str:
-    """Return a weight file's name in ropext.json. Raise ValueError if it is not a plain file
-    name."""
+    """Return a weight file's name in ropext.json; raise ValueError if it is not a plain name."""
     if not is_plain_name(name):
         raise ValueError
     return name
@@ -234,8 +233,7 @@ def to_json(record: Record) -> dict[str, Json]:
 
 
 def _site_to_json(site: SiteRecord) -> dict[str, Json]:
-    """Return a rotary site as ropext.json stores it, with its spectra before and after the
-    extension."""
+    """Return a rotary site as ropext.json stores it, with its spectra before and after."""
     return {
         "label": site.label,
         "dim": site.dim,

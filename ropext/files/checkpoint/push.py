@@ -335,7 +335,7 @@ def _without_files(record: Path | bytes) -> bytes:
 
 
 def _keep_card(directory: Path, text: str) -> list[str]:
-    """Write the card that was uploaded to the hub into the directory. Return a note if that
+    """Write the card that was uploaded to the hub into the directory; return a note if that
     fails."""
     path = directory / card.README
     files = guard.files_in(directory) or {}

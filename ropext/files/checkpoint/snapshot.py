@@ -102,8 +102,7 @@ class State(NamedTuple):
 
 
 def state_of(status: os.stat_result) -> State:
-    """Return the state of a checkpoint's file. It shows whether somebody writes or replaces it
-    later."""
+    """Return the state of a checkpoint's file, which shows whether it is written later."""
     return State(
         device=status.st_dev,
         inode=status.st_ino,
@@ -151,8 +150,7 @@ def reason_to_leave(name: str) -> str | None:
 
 
 def _folder_reason(folder: str) -> str | None:
-    """Return why an extension leaves a checkpoint's folder behind by its name, or None if it need
-    not."""
+    """Return why an extension leaves a checkpoint's folder of this name behind, or None."""
     if folder.startswith("."):
         return "hidden"
     if re.fullmatch(r"(checkpoint|global_step)[-_]?[0-9]+", folder):
@@ -161,8 +159,7 @@ def _folder_reason(folder: str) -> str | None:
 
 
 def take_inventory(directory: Path) -> Inventory:
-    """List a checkpoint's directory without opening a file of it. Raise if a link leads out of
-    it."""
+    """List a checkpoint's directory without opening a file. Raise if a link leads out of it."""
     inventory = Inventory()
     for name, entry in _walk(directory, "", 0, inventory):
         try:
@@ -304,8 +301,7 @@ class Snapshot:
 
     @property
     def is_on_hub(self) -> bool:
-        """Return True if the checkpoint's name is its id on the hub; otherwise it is a local
-        path."""
+        """Return True if the checkpoint's name is its id on the hub, and not a local path."""
         return self.hub_id == self.name
 
     @property
@@ -521,7 +517,7 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
 
 
 def _a_file(path: Path) -> str:
-    """Return the message for a MODEL that is a file, a GGUF or another, and not a checkpoint's
+    """Return the message for a MODEL that is a GGUF or another file, not a checkpoint's
     directory."""
     if bundled.find_gguf(str(path)) is not None:
         return (
@@ -561,8 +557,7 @@ def _config(directory: Path, model: str) -> dict[str, Json]:
 
 
 def no_config_message(model: str, names: Iterable[str]) -> str:
-    """Return the message for a directory or hub repository without config.json, by its other
-    files."""
+    """Return the message for a directory or hub repository that has no config.json."""
     names = set(names)
     if ADAPTER_CONFIG in names:
         return (

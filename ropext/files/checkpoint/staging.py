@@ -88,7 +88,7 @@ class Output:
 
 
 def check_output(output: Output) -> None:
-    """Raise if ropext may not write the output; change nothing on the disk."""
+    """Raise if ropext may not write the output checkpoint or file; change nothing on the disk."""
     path = output.path
     if not output.is_file and path.suffix.lower() == ".gguf":
         raise UsageError(
@@ -106,7 +106,8 @@ def real_place(output: Path) -> Path:
 
 
 def check_place(output: Path) -> None:
-    """Raise if ropext cannot write an output of that name or in that directory."""
+    """Raise if ropext cannot write an output checkpoint or file of that name or in that
+    directory."""
     if output.name in ("", ".", ".."):
         raise UsageError(f"{output} (--output) names no directory of its own; give -o OUT a name")
     if output.parts[0] == "ropext:":  # ropext://demo, as a path
@@ -218,8 +219,7 @@ def remove_output(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a part of an output's work folder, a directory tree or another file, without following
-    links."""
+    """Delete a folder or file in an output's work folder, without following links."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():

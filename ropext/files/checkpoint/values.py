@@ -43,8 +43,7 @@ def encoded(values: "Rows", dtype: str) -> bytes:
 
 
 def quantised_row(data: bytes, kind: int) -> "Rows | None":
-    """Return the numbers of a row of a GGUF tensor, or None if the package gguf does not know its
-    type."""
+    """Return the numbers of a row of a GGUF tensor, or None if gguf does not know its type."""
     import numpy as np
     from gguf import GGMLQuantizationType, quants  # late: a light installation lacks it
 

@@ -81,7 +81,7 @@ class OutputSource(Protocol):
         output to write."""
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
-        """Write all files of the output that `prove` checks; return the record with its weights and
+        """Write all files of the output that `prove` checks; return the record with weights and
         edits."""
 
     def prove(self, directory: Path, /) -> JsonObject:
