@@ -104,8 +104,8 @@ def _command_in(words: list[str]) -> str | None:
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the versions and exit at once, so `--verbose` after `--version` is looked up in
-    sys.argv."""
+    """Print the versions for `ropext --version` and exit at once, so `--verbose` after `--version`
+    is looked up in sys.argv."""
     if not wanted:
         return
     from ropext.cli.versions import version_lines
@@ -135,7 +135,8 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line: a user's mistake prints one sentence, a bug keeps its traceback."""
+    """Run the command line of ropext: a user's mistake prints one sentence, a bug keeps its
+    traceback."""
     # Python sets a stream that the caller closed (`>&-`, some daemons) to None. Without the null
     # device, the next file that is opened gets its number, and children write into that file.
     for number, name in enumerate(("stdin", "stdout", "stderr")):

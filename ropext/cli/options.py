@@ -205,7 +205,8 @@ class OptionsOf:
         self.only = only
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Return each option as a parameter of a command, as typer declares it."""
+        """Return each option as a parameter of a command of the command line, as typer declares
+        it."""
         fields = dict[str, FieldInfo]()
         for kind in self.kinds:
             fields |= kind.model_fields

@@ -37,8 +37,8 @@ def visible(text: str) -> str:
 
 
 def _prints(text: str) -> bool:
-    """Return whether stdout can print every character of a text, also in the encoding of a
-    redirection."""
+    """Return whether stdout can print every character of a command's text, also in the encoding of
+    a redirection."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.isprintable() and text.encode(encoding, "ignore").decode(encoding) == text
 
@@ -132,7 +132,7 @@ class Out:
         self.say(f"wrote {path}")
 
     def say(self, sentence: str) -> None:
-        """Print narration on stderr, unless --quiet was given."""
+        """Print a command's narration on stderr, unless --quiet was given."""
         if not self.quiet:
             sys.stderr.write(visible(sentence).rstrip("\n") + "\n")
             sys.stderr.flush()

@@ -99,8 +99,8 @@ def settle_documents(
 
 
 def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
-    """Raise InputError if too few --data documents reach the target of an extension, so that it
-    would be left out."""
+    """Raise InputError if too few documents of an evaluation reach the target of an extension, so
+    that it would be left out."""
     target = lineup.limit
     extended = any(variant.kind == EXTENDED for variant in lineup.variants)
     if not extended or corpus.lengths[-1] >= target or target not in corpus.reaching:
@@ -120,8 +120,8 @@ def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
 
 
 def source_of(options: Measuring, words: DocumentWords = AS_EVAL) -> Source:
-    """Return the source of the documents that --data names, for an evaluation, for a choice of
-    methods or for a server."""
+    """Return the source of a corpus of documents, for an evaluation, for a choice of methods or for
+    a server."""
     return Source(
         options.data or "",
         column=options.column,
@@ -136,7 +136,7 @@ def source_of(options: Measuring, words: DocumentWords = AS_EVAL) -> Source:
 def read_corpus(
     options: Measuring, encoder: DocumentEncoder, wanted: Wanted, words: DocumentWords = AS_EVAL
 ) -> Corpus:
-    """Read the documents that --data names into a corpus; raise InputError if none is long
+    """Read the documents that the options name into a corpus; raise InputError if none is long
     enough."""
     source = source_of(options, words)
     wanted = replace(wanted, streamed=source.is_streamed, shorter=words.shorter)

@@ -89,8 +89,8 @@ class _RunningSum:
         return _RunningSum(peak, torch.zeros_like(peak), torch.zeros_like(peak, dtype=torch.long))
 
     def add(self, tile: "torch.Tensor", start: int) -> tuple["torch.Tensor", "torch.Tensor"]:
-        """Add a tile of logits. Return its exponentials relative to the new peak, and the factor
-        for the sums before it."""
+        """Add a tile of an evaluated model's logits. Return its exponentials relative to the new
+        peak, and the factor for the sums before it."""
         import torch
 
         largest, place = tile.max(-1)
@@ -176,8 +176,8 @@ class ReadingMode:
 
 
 def slice_for(budget: int, vocabulary: int) -> int:
-    """Return the tokens of one head slice of an evaluation within a memory budget (bytes), a power
-    of two."""
+    """Return how many tokens of a document or served text one head slice has within a memory budget
+    (bytes), a power of two."""
     fast = max(KEPT_SLICE, KEPT_BYTES // (4 * vocabulary))
     wanted = min(LONGEST_SLICE, fast, int(budget / (HEAD_BYTES * vocabulary)))
     return 1 << (max(SHORTEST_SLICE, wanted).bit_length() - 1)
@@ -214,8 +214,8 @@ class TokenScorer:
         self.ends = frozenset(end if isinstance(end, list) else [end])  # tokens that end a text
 
     def self_check(self) -> ReadingMode:
-        """Check that an evaluation's split reading equals the model's own forward; choose the
-        manner by it."""
+        """Check that a document's reading in slices gives the logits of the model's own forward;
+        choose the manner by it."""
         import torch
 
         generator = torch.Generator().manual_seed(0)
@@ -285,7 +285,7 @@ class TokenScorer:
         return bool((tiled - expected).abs().max() <= bound)
 
     def _dtype(self) -> Any:
-        """Return the dtype of the evaluated model's weights."""
+        """Return the dtype of the weights of the model that scores documents."""
         return self.model.get_input_embeddings().weight.dtype
 
     def _row(self, ids: Ids) -> "torch.Tensor":
@@ -296,7 +296,7 @@ class TokenScorer:
         return torch.as_tensor(np.asarray(ids), dtype=torch.long, device=self.device)[None]
 
     def head_of_tiles(self, why: str) -> Any:
-        """Return the matrix of the evaluated model that makes logits from states.
+        """Return the matrix of the evaluated model that makes logits from states, for --kl.
 
         Raise UnsupportedModel if the head is more than that; `why` names the option that needs it.
         """

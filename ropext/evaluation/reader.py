@@ -93,8 +93,8 @@ class Progress:
         self.show(unit.what)
 
     def stopped(self) -> Interrupted:
-        """Return the error of an interrupted evaluation, with the number of finished pieces that
-        are kept."""
+        """Return the error of an interrupted measurement, with the number of documents and groups
+        of questions that are kept."""
         count = self.finished + self.resumed
         if self.kept_in is None or not count:
             return NothingKept(self.nothing_kept)
@@ -159,8 +159,8 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """Return the sizes of a model that decide how an evaluation reads it and how much memory that
-    takes."""
+    """Return the sizes of a model that decide how it reads the documents of an evaluation, and in
+    how much memory."""
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
     hidden = int(config.hidden_size)
@@ -191,8 +191,8 @@ def shape_of(model: Any) -> Shape:
 def choose_reading_mode(
     shape: Shape, longest: int, free: int, chunk: int | None, slice_bytes: int
 ) -> ReadingMode:
-    """Choose how an evaluation reads documents: whole if that fits into the free memory, otherwise
-    in the longest chunks that fit.
+    """Choose how a model reads documents: whole if that fits into the free memory, otherwise in the
+    longest chunks that fit.
 
     If nothing fits, choose the manner that takes least memory.
     """
@@ -228,7 +228,7 @@ class Models:
 
     @contextmanager
     def computing(self, variant: Variant) -> Iterator[Any]:
-        """Yield the loaded model of an evaluation, which computes as the variant says inside the
+        """Yield the loaded model that reads documents; it computes as the variant says inside the
         `with` block."""
         held = in_memory_model_of(variant.snapshot)
         if held is not None:

@@ -202,8 +202,8 @@ class Variant:
 
 
 def follows_length(config: dict[str, Json], longest: int) -> bool:
-    """Return whether stock uses another spectrum for an evaluated text of the longest length than
-    for a short one."""
+    """Return whether stock uses another spectrum for an evaluated or served text of the longest
+    length than for a short one."""
     sites = _sites(config)
     if sites is None:
         return _names_length(config)
@@ -313,7 +313,8 @@ Computing = Callable[[Variant], AbstractContextManager[Any]]
 
 @contextmanager
 def applied(model: Any, variant: Variant) -> Iterator[Any]:
-    """Make a loaded model compute as the evaluated variant says, inside the `with` block."""
+    """Make a loaded model compute as a variant of an evaluation or fit says, inside the `with`
+    block."""
     from ropext.models.patching import apply_config, unpatch
     from ropext.models.patching.rounding import cache_rounded
 
@@ -359,8 +360,8 @@ class ModelReach:
 
 
 def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
-    """Return the lengths that an evaluated model reads, from its config; `stated` is the user's
-    value of the trained context."""
+    """Return the lengths that a model to evaluate or serve reads, from its config; `stated` is the
+    user's value of the trained context."""
     try:
         model = families.read(snapshot.config, context=stated)
     except UnsupportedModel:
@@ -383,7 +384,7 @@ def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
 
 
 def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> ModelReach:
-    """Return the lengths that an evaluated model reads if a config or a table carries its position
+    """Return the lengths that a model to evaluate reads if a config or a table carries its position
     scheme."""
     has_table = bool(scheme.tensors)
     if has_table and stated is not None and stated > scheme.context:
@@ -401,7 +402,7 @@ def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> Model
 
 
 def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
-    """Return the length in the config of an evaluated model without rotary embeddings; None if
+    """Return the length in the config of a model to evaluate without rotary embeddings; None if
     there is none."""
     if scheme is not None and scheme.context:
         return scheme.context
@@ -413,7 +414,7 @@ def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
 
 
 def _uncarried(snapshot: Snapshot, scheme: Positions | None, stated: int | None) -> ModelReach:
-    """Return the lengths that an evaluated model reads if no config extends its position scheme,
+    """Return the lengths that a model to evaluate reads if no config extends its position scheme,
     such as slopes."""
     stored = _stored_length(snapshot, scheme)
     context = stated or int(stored or 0)

@@ -58,8 +58,7 @@ class NextToken:
     sees_all: ClassVar[bool] = False
 
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> EvaluationSettings:
-        """Return the lengths at which an evaluation reads documents, and the tokens scored
-        there."""
+        """Return the lengths at which models read documents, and the tokens scored there."""
         return EvaluationSettings(
             context, lengths, tail_tokens(context), Bootstrap(seed), self.scoring
         )
@@ -71,7 +70,7 @@ class NextToken:
         return read_pass(scorer, ids, length)
 
     def key(self) -> JsonObject:
-        """Return the settings that decide a document's loss, for the manifest of an evaluation."""
+        """Return the settings that decide a document's loss, for the manifest of a run."""
         return {}
 
 
@@ -100,8 +99,8 @@ class MaskedTokens:
         return room
 
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> EvaluationSettings:
-        """Return an evaluation frame in which every length scores the same tokens, so that the
-        shortest bounds the tail."""
+        """Return a frame to read documents in which every length scores the same tokens, so that
+        the shortest bounds the tail."""
         tail = min(tail_tokens(context), self.text_in(lengths[0]))
         return EvaluationSettings(context, lengths, tail, Bootstrap(seed), self.scoring)
 
@@ -122,7 +121,8 @@ class MaskedTokens:
         return nll
 
     def key(self) -> JsonObject:
-        """Return the mask and the special tokens, for the manifest of an evaluation."""
+        """Return the mask and the special tokens that decide a document's loss, for the manifest of
+        a run."""
         return {"masking": asdict(self)}
 
 
@@ -243,7 +243,7 @@ class Workload:
 
     @cached_property
     def hashes(self) -> tuple[str, ...]:
-        """Return the digest of the tokens to read from each document."""
+        """Return the digest of the tokens to read from each document of an evaluation."""
         longest = self.frame.longest
         return tuple(document.prefix_hashes([longest])[longest] for document in self.documents)
 

@@ -150,8 +150,8 @@ class Document:
         return Document(self.ids, self.scored)
 
     def prefix_hashes(self, lengths: Iterable[int]) -> dict[int, str]:
-        """Return the SHA-256 of the first C token ids (little-endian int32), for each length C that
-        the document reaches."""
+        """Return the SHA-256 of the document's first C token ids (little-endian int32), for each
+        length C that it reaches."""
         digest = hashlib.sha256()
         hashes = dict[int, str]()
         done = 0
@@ -177,8 +177,8 @@ class DocumentEncoder:
         self.template_args: dict[str, Json] = {}  # further arguments of the template
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a piece of text without special tokens, as `ropext.options.tasks` needs
-        them."""
+        """Return the ids of a part of a document or question without special tokens, as
+        `ropext.options.tasks` needs them."""
         with tokenizer_panics_refused(self.tokenizer.name_or_path, "a text"):
             ids = list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         # The reader puts the BOS. It is removed from the ids of a template, never from its text:
@@ -188,7 +188,7 @@ class DocumentEncoder:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of an answer's ids in an evaluation, without special tokens."""
+        """Return the text of the ids of a question's answer, without special tokens."""
         return str(
             self.tokenizer.decode(
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -207,8 +207,8 @@ class DocumentEncoder:
 
     @cached_property
     def answer_lead(self) -> str:
-        """Return the text that the chat template puts between its prompt and an answer: the channel
-        of gpt-oss, the empty thoughts of Qwen 3."""
+        """Return the text that the chat template puts between a question's prompt and its answer:
+        the channel of gpt-oss, the empty thoughts of Qwen 3."""
         question = {"role": "user", "content": "a"}
         answer = {"role": "assistant", "content": ANSWER}
         prompt = self.converse([question], opening=True)
