@@ -100,7 +100,7 @@ class TextConfig(Dict):
 
     @cached_property
     def sizes(self) -> Sizes:
-        """The sizes of the model in config.json, each checked."""
+        """Return the sizes of the model in config.json, each checked."""
         layers = self.size("num_hidden_layers", MOST_LAYERS)
         if layers is None and (pairs := self.size("num_layers", MOST_LAYERS)):
             layers = 2 * pairs  # LongCat: two attention layers in each

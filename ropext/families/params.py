@@ -123,8 +123,8 @@ _MAY_MISS = ("rope_theta", "partial_rotary_factor", "attn_factor", "short_mscale
 
 
 def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Problem]:
-    """Yield the differences by which two rope dicts for the same embedding would give different
-    spectra."""
+    """Yield the differences by which two rope dicts of a config for the same embedding would give
+    different spectra."""
     scaling = {s.key for s in QUERY_KEYS} & (a.keys() | b.keys())
     keys = FORM_KEYS | {"partial_rotary_factor"} | scaling
     read = scaling | {key for s in QUERY_KEYS if s.key in scaling for key in s.beside}

@@ -79,7 +79,7 @@ class Published:
 
     @property
     def how(self) -> str:
-        """The published recipe in words: its method, factor and context."""
+        """Return the published recipe in words: its method, factor and context."""
         return f"{_NAMES[self.method]} {self.factor:g} from {self.context:,}"
 
     def fits(self, model: Model) -> bool:
@@ -100,7 +100,7 @@ class Published:
 
     @property
     def longest(self) -> int:
-        """The tokens that the published recipe reaches."""
+        """Return the tokens that the published recipe reaches."""
         return round(self.context * self.factor)
 
     def spectrum(self, model: Model, target: int) -> Spectrum:
@@ -136,8 +136,8 @@ class Published:
 
     @property
     def why_length_alone(self) -> str:
-        """The reason to raise the stated length of config.json alone, up to the length on the
-        authors' card."""
+        """Return the reason to raise the stated length of config.json alone, up to the length on
+        the authors' card."""
         place = f"{self.date}; {self.source}"
         seen = "; ".join(one.sentence for one in self.others)
         return (
@@ -147,8 +147,8 @@ class Published:
 
     @property
     def contradiction(self) -> str:
-        """The statements of others about the same models, and a way to decide; "" if there are
-        none."""
+        """Return others' statements about the models of a published recipe, and a way to decide; ""
+        if there are none."""
         if not self.others or not self.method:
             return ""
         seen = "; ".join(one.sentence for one in self.others)

@@ -32,7 +32,7 @@ class Label:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The layer types of a config that use this label of a nested rope dict."""
+        """Return the layer types of a config that use this label of a nested rope dict."""
         return self.layer_types or (self.name,)
 
 

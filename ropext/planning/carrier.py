@@ -61,19 +61,19 @@ class PlannedExtension(Protocol):
 
     @property
     def name(self) -> str:
-        """The base of the plan, as the user named it."""
+        """Return the base of the plan, as the user named it."""
 
     @property
     def main(self) -> RopeSite:
-        """The rotary embedding that the plan scales."""
+        """Return the rotary embedding that the plan scales."""
 
     @property
     def context(self) -> int:
-        """The number of tokens that the base of the plan reads."""
+        """Return the number of tokens that the base of the plan reads."""
 
     @property
     def target(self) -> int:
-        """The number of tokens that the planned result reads."""
+        """Return the number of tokens that the planned result reads."""
 
     @property
     def config(self) -> dict[str, Json]:
@@ -85,11 +85,11 @@ class PlannedExtension(Protocol):
 
     @property
     def readings(self) -> tuple[LoaderReading, ...]:
-        """The reading of the planned result by each engine."""
+        """Return the reading of the planned result by each engine."""
 
     @property
     def recipe(self) -> Extend:
-        """The request that the plan is for."""
+        """Return the request that the plan is for."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,13 @@ class Carrier:
 
     @property
     def three_axes(self) -> bool:
-        """Whether the engines that read the planned result rotate images by three axes (mRoPE)."""
+        """Return whether the engines that read the planned result rotate images by three axes
+        (mRoPE)."""
         return self.in_transformers and self.model.mrope
 
     @property
     def place_in_words(self) -> str:
-        """Words in a refused plan for the place that would have to carry a spectrum."""
+        """Return words in a refused plan for the place that would have to carry a spectrum."""
         model = self.model
         return f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
 

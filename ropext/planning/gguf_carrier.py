@@ -40,7 +40,7 @@ class GgufCarrier(Carrier):
 
     @property
     def place_in_words(self) -> str:
-        """Words in a refused plan for the GGUF keys that would have to carry a spectrum."""
+        """Return words in a refused plan for the GGUF keys that would have to carry a spectrum."""
         return f"keys and tensors that llama.cpp reads of a {self.architecture} GGUF"
 
     def rope_of(self, site: RopeSite) -> GgufRope | None:

@@ -79,43 +79,43 @@ class ExtensionPlan:
 
     @property
     def form(self) -> str:
-        """The rope type that the plan writes, as a clause."""
+        """Return the rope type that the plan writes, as a clause."""
         return ""
 
     @property
     def factor(self) -> float:
-        """The target of the plan divided by its context."""
+        """Return the target of the plan divided by its context."""
         return self.target / self.context
 
     @property
     def readings(self) -> tuple[loaders.LoaderReading, ...]:
-        """The reading of the planned result by each engine."""
+        """Return the reading of the planned result by each engine."""
         return ()
 
     @property
     def kv_cache_bytes(self) -> int | None:
-        """The bytes of the KV cache for one sequence of the planned `target` tokens, at 2 bytes a
-        value."""
+        """Return the bytes of the KV cache for one sequence of the planned `target` tokens, at 2
+        bytes a value."""
         return None
 
     @property
     def main(self) -> RopeSite:
-        """The planned site that facts and warnings are about: the first scaled one."""
+        """Return the planned site that facts and warnings are about: the first scaled one."""
         return next(site for site in self.sites if site.scaled)
 
     @property
     def growth(self) -> Growth | None:
-        """The growth of position tables; None if no tensor changes."""
+        """Return the plan's growth of position tables; None if no tensor changes."""
         return None
 
     @property
     def in_memory(self) -> InMemory:
-        """The changes of the plan to a loaded model besides its config."""
+        """Return the changes of the plan to a loaded model besides its config."""
         return InMemory(self.growth, self.fold)
 
     @property
     def weights(self) -> str:
-        """A sentence about the weights for the model card of a planned extension."""
+        """Return a sentence of the plan about the weights, for the model card of its output."""
         return "The weights are those of the base; only config.json changed."
 
     def what_grows(self, base: str) -> str:
@@ -178,12 +178,12 @@ class ExtensionPlan:
 
     @property
     def uncarried(self) -> str:
-        """The reason why no directory can store the plan; "" if one can."""
+        """Return the reason why no directory can store the plan; "" if one can."""
         return "" if self.fold is None else self_extend.UNCARRIED
 
     @property
     def refusal(self) -> RopextError | None:
-        """The error with which `extend` refuses this plan; None if it writes it."""
+        """Return the error with which `extend` refuses this plan; None if it writes it."""
         return None
 
     @property
@@ -199,27 +199,27 @@ class ExtensionPlan:
 
     @property
     def untrained_factor(self) -> float:
-        """The target divided by the trained context. It is 1 if a training follows, if the spectrum
-        stays or comes from another model (--like), and if the model's authors publish this factor.
-        """
+        """Return the plan's target divided by the trained context. It is 1 if a training follows,
+        if the spectrum stays or comes from another model (--like), and if the model's authors
+        publish this factor."""
         return 1.0
 
     @property
     def measured(self) -> str:
-        """The results of such a scaling on the measured model; "" if something is trained for the
-        planned length, or if a warning has them."""
+        """Return the plan's sentence on the results of such a scaling on the measured model; "" if
+        something is trained for the planned length, or if a warning has them."""
         return ""
 
     @property
     def trained_on(self) -> str:
-        """The number of tokens that the weights were trained on, as words, if a record states fewer
-        than the model reads; else ""."""
+        """Return the plan's words for the number of trained tokens, if a record states fewer than
+        the model reads; else ""."""
         return ""
 
     @property
     def training(self) -> str:
-        """Advice on how to train the model for the planned length, as an order; "" if there is
-        none."""
+        """Return the plan's advice on how to train the model for its length, as an order; "" if
+        there is none."""
         return ""
 
     def require_training(self) -> None:
@@ -300,17 +300,17 @@ class Plan(ExtensionPlan):
 
     @cached_property
     def methods(self) -> tuple[MethodRow, ...]:
-        """The row of every method in the plan's table."""
+        """Return the row of every method in the plan's table."""
         return rows_of(self.attempts, self.recipe, self.method)
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
-        """Both ways to extend a model whose config is scaled already."""
+        """Return both ways of the plan to extend a model whose config is scaled already."""
         return ways_of(self.attempts, self.recipe, self.method)
 
     @cached_property
     def recommendation(self) -> Recommendation:
-        """The method that the plan recommends, and why."""
+        """Return the method that the plan recommends, and why."""
         others = self.recipe.changed(length_only=False)  # the methods' rows are about a scaling
         return self.advised or recommend(self.attempts, others, self.method)
 
@@ -449,8 +449,9 @@ class Plan(ExtensionPlan):
 
     @property
     def refusal(self) -> RopextError | None:
-        """The refusal if scaling cannot help or the factor is too large, unless the request has
-        --even-so; None otherwise. --length-only also allows a model that scaling cannot help."""
+        """Return the error that refuses the plan if scaling cannot help or the factor is too large,
+        unless the request has --even-so; None otherwise. --length-only also allows a model that
+        scaling cannot help."""
         if self.obstacles and not (self.recipe.even_so or self.recipe.length_only):
             return UnsupportedModel(
                 f"{self.name}: scaling cannot help this model: {'; '.join(self.obstacles)}; "

@@ -30,7 +30,7 @@ def published(plan: Plan) -> str:
 
 
 def length_only(plan: Plan) -> str:
-    """Warn that --length-only leaves the RoPE frequencies as they are."""
+    """Warn of a plan with --length-only that it leaves the RoPE frequencies as they are."""
     return (
         "[length-only] the RoPE frequencies stay the same: only the stated length goes from "
         f"{plan.context:,} to {plan.target:,}, for a model that reads further than it states, or "
@@ -71,8 +71,8 @@ def farther_than_anybody(plan: Plan) -> str:
 
 
 def far(plan: Plan) -> str:
-    """Warn that the factor is too large for a model without training. It does not apply to a plan
-    that trains the model."""
+    """Warn of a plan whose factor is too large for a model without training. It does not apply to a
+    plan that trains the model."""
     factor = plan.untrained_factor
     if factor < FAR_UNTRAINED:
         return ""
@@ -207,7 +207,7 @@ def softmax(plan: Plan) -> str:
 
 
 def float32(plan: Plan) -> str:
-    """Warn of a target so long that float32 angles are inexact."""
+    """Warn of a plan whose target is so long that float32 angles are inexact."""
     if plan.target <= FLOAT32_MATTERS:
         return ""
     program = "transformers" if plan.carrier.in_transformers else "llama.cpp"
@@ -229,14 +229,14 @@ def two_sets(plan: Plan) -> str:
 
 
 def disputed(plan: Plan) -> str:
-    """Warn of a model about whose scaling published sources contradict each other."""
+    """Warn of a plan for a model about whose scaling published sources contradict each other."""
     if plan.authors is None or not plan.authors.contradiction:
         return ""
     return f"[disputed] {plan.authors.contradiction}"
 
 
 def composed(plan: Plan) -> str:
-    """Warn that two scalings together are a longrope. A temperature alone, or an unscaled
+    """Warn of a plan that two scalings together are a longrope. A temperature alone, or an unscaled
     embedding, composes nothing."""
     if plan.recipe.from_original or plan.recipe.length_only:
         return ""

@@ -92,17 +92,18 @@ class Settings:
 
     @property
     def step_tokens(self) -> int:
-        """Return the number of tokens of one optimiser step."""
+        """Return the number of tokens of one optimiser step of the training."""
         return int(self.row_tokens.value * self.rows.value + self.context * self.keep_short)
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens that the whole run trains on."""
+        """Return the number of tokens in all steps of the training."""
         return self.step_tokens * int(self.steps.value)
 
     @property
     def per_step(self) -> int:
-        """Return the rows of one optimiser step: long ones, and windows of --keep-short."""
+        """Return the rows of one optimiser step of the training: long ones, and windows of
+        --keep-short."""
         return int(self.rows.value) + self.keep_short
 
     @property

@@ -103,8 +103,8 @@ class _Sliced(torch.autograd.Function):
         labels: torch.Tensor,
         size: int,
     ) -> torch.Tensor:
-        """Return the loss, and keep its gradients of hidden states, weight and bias for the
-        backward pass."""
+        """Return the training loss, and keep its gradients of hidden states, weight and bias for
+        the backward pass."""
         total = hidden.new_zeros((), dtype=torch.float32)
         needed = ctx.needs_input_grad
         of_hidden = torch.zeros_like(hidden) if needed[0] else None
@@ -139,7 +139,8 @@ class _Sliced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *up: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients that `forward` kept, times the gradient of the loss."""
+        """Return the gradients of the training loss that `forward` kept, times the gradient of that
+        loss."""
         gradients = list[torch.Tensor | None]()
         for gradient in ctx.saved_tensors:
             gradients.append(None if gradient is None else gradient * up[0])
@@ -194,7 +195,7 @@ def head_loss(model: "PreTrainedModel", hidden: torch.Tensor, labels: torch.Tens
     head = trained_head(model)
 
     def forward(states: torch.Tensor) -> torch.Tensor:
-        """Return the loss in the place of the output layer's logits."""
+        """Return the training loss in the place of the output layer's logits."""
         return sliced_cross_entropy(states.to(head.weight.dtype), head.weight, head.bias, labels)
 
     with replaced_forward(head, forward):

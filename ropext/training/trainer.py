@@ -166,7 +166,8 @@ def evaluations_in(log: Sequence[Mapping[str, float]]) -> list[dict[str, float]]
 
 
 def steps_without_gain(evaluations: Sequence[Mapping[str, float]]) -> list[float]:
-    """Return the optimiser steps whose evaluation was no better than the best before it."""
+    """Return the optimiser steps of a training whose evaluation was no better than the best before
+    it."""
     steps = []
     best = math.inf
     for evaluation in evaluations:

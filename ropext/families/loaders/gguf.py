@@ -54,7 +54,7 @@ class Architecture:
 
     @property
     def divisors(self) -> bool:
-        """Whether llama.cpp reads one divisor per pair in this GGUF architecture."""
+        """Return whether llama.cpp reads one divisor per pair in this GGUF architecture."""
         return "freqs" in self.adds or "factors" in self.adds
 
 

@@ -25,8 +25,8 @@ _WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measu
 
 
 def attention(params: Params) -> float:
-    """Return the attention factor that transformers reads from a rope dict; 0 if it depends on a
-    length."""
+    """Return the attention factor that transformers reads from a rope dict, for the loader table; 0
+    if it depends on a length."""
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])
     if params.get("factor") is None:
@@ -37,8 +37,8 @@ def attention(params: Params) -> float:
 
 
 def _attn_factor_agrees(params: Params) -> bool:
-    """Return whether a rope dict's attn_factor, which multiplies yarn's default, agrees with
-    attention_factor."""
+    """Return whether the attn_factor of a config's rope dict, which multiplies yarn's default,
+    agrees with attention_factor."""
     attn_factor = params.get("attn_factor")
     if not params.get("factor"):
         return attn_factor in (None, 1)
@@ -48,7 +48,7 @@ def _attn_factor_agrees(params: Params) -> bool:
 
 
 def _mscales_agree(params: Params) -> bool:
-    """Return whether a rope dict has short_mscale and long_mscale, equal to the attention
+    """Return whether a config's rope dict has short_mscale and long_mscale, equal to the attention
     factor."""
     for key in ("short_mscale", "long_mscale"):
         scale = params.get(key)
@@ -58,7 +58,7 @@ def _mscales_agree(params: Params) -> bool:
 
 
 def _betas_are_there(params: Params) -> bool:
-    """Return whether a rope dict has both betas, which some loaders need."""
+    """Return whether a config's rope dict has both betas, which some loaders need."""
     return "beta_fast" in params and "beta_slow" in params
 
 
@@ -155,7 +155,7 @@ def _longrope_kinds(params: Params) -> list[str]:
 
 
 def _has_standing_pairs(params: Params) -> bool:
-    """Return whether a longrope's factors in a rope dict stop a pair."""
+    """Return whether a longrope's factors in a config's rope dict stop a pair."""
     for key in ("short_factor", "long_factor"):
         for factor in params.get(key) or ():
             if untagged_float(factor) == math.inf:
