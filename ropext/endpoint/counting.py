@@ -68,7 +68,7 @@ def _token_count(value: Json, port: Port) -> int:
 
 
 def _count_by_messages(port: Port) -> Count:
-    """Return the count of a prompt by /tokenize of vLLM and SGLang."""
+    """Return the count of a prompt by /tokenize of a server of vLLM or SGLang."""
 
     def count(text: str) -> int:
         """Return the tokens of a prompt, as the server counts them."""
@@ -82,7 +82,7 @@ def _count_by_messages(port: Port) -> Count:
 
 
 def _number_of_tokens(told: JsonObject) -> int | None:
-    """Return the number of tokens that an answer of /tokenize lists."""
+    """Return the number of tokens that a server's answer of /tokenize lists."""
     tokens = told.get("tokens")
     if isinstance(tokens, list):
         return len(tokens)

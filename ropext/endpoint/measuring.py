@@ -114,7 +114,8 @@ class PortRun:
     force: bool = False  # answers of another model are replaced
 
     def store(self, label: str) -> Store:
-        """Return the files of one row of answers, in a folder named by all that decides them."""
+        """Return the files of one row of a server's answers, in a folder named by all that decides
+        them."""
         return rundir.variant_store(self.folder, f"{label}-{digest(self.plan.decides)[:16]}")
 
     def stop_if_asked(self, done: int) -> None:

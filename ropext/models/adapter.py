@@ -51,8 +51,8 @@ def copy_adapter_weights(joined: "nn.Module", adapter: Path) -> None:
 
 
 def _check_size(model: "PreTrainedModel", given: dict[str, Json], size: int) -> None:
-    """Raise ValueError if an adapter's config makes PEFT allocate more memory than a file of `size`
-    bytes can fill."""
+    """Raise ValueError if an adapter's config makes PEFT allocate more memory for a loaded model
+    than a file of `size` bytes can fill."""
     import peft
 
     copied = tuple(given.get("modules_to_save") or ())

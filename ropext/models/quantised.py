@@ -32,8 +32,8 @@ def raise_quantisation_error(error: Exception) -> None:
 
 
 def _quantisation_library(trace: TracebackType | None) -> str | None:
-    """Return the quantisation library whose code raised; an error in torch belongs to its
-    caller."""
+    """Return the quantisation library whose code raised with a model in memory; an error in torch
+    belongs to its caller."""
     modules = list[str]()
     for frame, _ in walk_tb(trace):
         module = str(frame.f_globals.get("__name__", ""))
@@ -48,7 +48,8 @@ def _quantisation_library(trace: TracebackType | None) -> str | None:
 
 
 def _with_version(library: str) -> str:
-    """Return the name of a quantisation library, with its version if it is an installed package."""
+    """Return the name of a model's quantisation library, with its version if it is an installed
+    package."""
     try:
         return f"{library} {metadata.version(library)}"
     except metadata.PackageNotFoundError:

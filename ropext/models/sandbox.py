@@ -75,13 +75,14 @@ class AnswerParser:
     """
 
     def __init__(self) -> None:
-        """Begin without an answer; the first template begins one."""
+        """Begin without an answer of a model to parse in the child process; the first template
+        begins one."""
         self.parser: Any = None
         self.spent = 0.0  # seconds, on this answer
 
     def __call__(self, template: "Json", prompt: str, text: str, ends: bool) -> "Json":
-        """Return the events of the next piece of a model's answer; a template begins another answer
-        to `prompt`."""
+        """Return the events of the next piece of a model's answer, parsed in the child process; a
+        template begins another answer to `prompt`."""
         started = time.perf_counter()
         events = []
         if template is not None:

@@ -138,7 +138,8 @@ def empty_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrai
             args: Sequence[object] = (),
             kwargs: dict[str, object] | None = None,
         ) -> object:
-            """Make a large tensor on the meta device in place of memory."""
+            """Make a large tensor on the meta device in place of memory, while transformers builds
+            a model in the child process."""
             kwargs = kwargs or {}
             if function in makers:
                 made = function(*args, **kwargs | {"device": "meta"})
@@ -192,8 +193,8 @@ def is_rotation(module: nn.Module) -> bool:
 
 
 def rotary_numbers(modules: NamedModules, length: int | None = None) -> list[BuiltRotary]:
-    """Return the inverse frequencies and the attention factor of every rotary module that
-    transformers built, at `length` [the config's full length]."""
+    """Return the inverse frequencies and the attention factor of every rotary module of a model
+    that the child process built, at `length` [the config's full length]."""
     embeddings: list[BuiltRotary] = []
     for name, module in modules:
         for buffer in [b for b in module._buffers if b.endswith("inv_freq")]:
@@ -252,8 +253,8 @@ def make_rope_plain(config: PreTrainedConfig, seen: set[int]) -> None:
 def attention_factors(
     model: PreTrainedModel, modules: NamedModules, path: list[str]
 ) -> list[BuiltAttention]:
-    """Return the softmax factor of every attention module: its scale over its scale with plain
-    RoPE.
+    """Return the softmax factor of every attention module of a model that the child process built:
+    its scale over its scale with plain RoPE.
 
     The plain scale is 1/sqrt(head dim) in most families. If it is not, the model is built a second
     time with plain RoPE (Gemma's query_pre_attn_scalar, Granite's attention_multiplier).
@@ -445,8 +446,8 @@ def sentence_of_error(error: Exception) -> str:
 
 
 def main() -> None:
-    """Read a job from stdin, and write one JSON line for each directory to the file of the
-    argument."""
+    """Read a job of the parent process from stdin, and write one JSON line about each directory to
+    the file of the argument."""
     block_ropext()
     job: ChildJob = json.load(sys.stdin)
     import torch

@@ -112,7 +112,7 @@ class Proof:
     untied: tuple[str, ...] = ()  # pairs of stored tensors that differ though the config ties them
 
     def to_json(self) -> dict[str, Json]:
-        """Return the section of ropext.json about the proof."""
+        """Return the section of ropext.json about the comparison with transformers."""
         out = asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
         return {key: value for key, value in out.items() if key not in NOT_RECORDED}
 

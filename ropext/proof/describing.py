@@ -270,8 +270,8 @@ class ProbedEmbedding:
         self.rope = config_value(text, "rope_parameters") or {}
 
     def inverse_frequencies(self, values: JsonObject) -> dict[str, list[float]]:
-        """Return the inverse frequencies that the type's rotary modules compute from other values,
-        by label; an empty dict if the class refuses them."""
+        """Return the inverse frequencies that transformers' rotary modules of the type compute from
+        other values, by label; an empty dict if the class refuses them."""
         try:
             config = type(self.text).from_dict(copy.deepcopy(dict(values)))
             built = [(name, module(config)) for name, module in self.modules.items()]
@@ -280,8 +280,8 @@ class ProbedEmbedding:
             return {}
 
     def values_with_rope(self, entry: JsonObject, labels: Sequence[str]) -> dict[str, Json]:
-        """Return the values of the text config with this rope dict; if the type has labels, plain
-        dicts for all other labels."""
+        """Return the values of transformers' text config with this rope dict; if the type has
+        labels, plain dicts for all other labels."""
         plain: dict[str, Json] = {"rope_type": "default", "rope_theta": 10000.0}
         if self.labels == [""]:
             return self.values | {"rope_parameters": plain | dict(entry)}
@@ -291,14 +291,16 @@ class ProbedEmbedding:
         return self.values | {"rope_parameters": dicts}
 
     def pairs_by_label(self, values: JsonObject) -> dict[str, int]:
-        """Return the number of pairs that the type's rotary modules turn, by label."""
+        """Return the number of pairs that transformers' rotary modules of the type turn, by
+        label."""
         return {
             label: len(inv_freq) for label, inv_freq in self.inverse_frequencies(values).items()
         }
 
 
 def _order_of_label(label: str) -> tuple[bool, str]:
-    """Return the sort key of a rope dict's label: labels of layers with windows come first."""
+    """Return the sort key of a rope dict's label in the child's description: labels of layers with
+    windows come first."""
     return not WINDOWED.search(label), label
 
 

@@ -229,7 +229,7 @@ def nearest_site(
 
     def off(site: WantedNumbers) -> float:
         """Return the largest relative difference of a planned site's frequencies from the
-        module's."""
+        frequencies of the small model's module."""
         if len(site["inv_freq"]) != len(inv_freq):
             return float("inf")
         pairs = zip(inv_freq, site["inv_freq"], strict=True)
@@ -599,7 +599,8 @@ def note_distances(model: nn.Module, length: int, heard: dict[str, list[int]]) -
     def note_changes(
         module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
     ) -> None:
-        """Note the distances at which the values change that one attention module receives."""
+        """Note the distances at which the values change that one attention module of transformers
+        receives."""
         given = kwargs.get("relative_pos", kwargs.get("r"))
         given = args[0] if names[module].endswith("relative_attention_bias") else given
         if given is None or (len(given) != 2 * length and given.shape[-2:] != (length, length)):

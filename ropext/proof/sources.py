@@ -28,7 +28,7 @@ def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -
         return FileSource(as_file(snapshot), plan.main, plan.target)
 
     def card(proved: JsonObject | None) -> Card:
-        """Return the model card of the output with the result of the proof."""
+        """Return the model card of the output with the result of transformers' proof."""
         return card_of(plan, BaseName.of(snapshot), title, proved)
 
     growth = plan.growth

@@ -67,8 +67,8 @@ class AttentionListener:
     def give_first_input(
         self, module: nn.Module, args: Arguments, kwargs: Keywords
     ) -> tuple[Arguments, Keywords] | None:
-        """Give an attention module in the second pass its input of the first one, except for the
-        positions."""
+        """Give a small model's attention module in the second pass its input of the first one,
+        except for the positions."""
         if module not in self.inputs:
             self.inputs[module] = args, kwargs
             return None

@@ -225,7 +225,8 @@ def check_labels(labels: Mapping[str, str], names: Iterable[str]) -> None:
 
 
 def join_measurements(parts: Sequence[Measurement]) -> Measurement:
-    """Return all models on the documents that the parts have in common, in one order.
+    """Return the measurement of all models on the documents that the parts have in common, in one
+    order.
 
     Measurements of other tokens are refused: their numbers do not compare.
     """
@@ -401,7 +402,8 @@ def _group_pairs(pairs: Sequence[Pair], *names: str) -> dict[Any, list[Pair]]:
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write one .npy file of losses (unlike .npz it holds no date)."""
+    """Write one .npy file of a run, such as a document's token losses (unlike .npz it holds no
+    date)."""
     write_whole(path, lambda stream: np.save(stream, array, allow_pickle=False))
 
 
@@ -417,7 +419,7 @@ def comparison_folder(kind: str, key: str, regime: str) -> str:
 
 
 def loss_file_name(regime: str, document_hash: str) -> str:
-    """Return the name of the .npy file with a document's token losses in a regime."""
+    """Return the name of the .npy file with a document's measured token losses in a regime."""
     return f"{regime}/{document_hash[:32]}.npy"
 
 

@@ -96,7 +96,8 @@ class Metric:
         return not {"base", "divergence", "agreement"}.isdisjoint(self.of)
 
     def value(self, text: ReadText, length: int) -> "Value | None":
-        """Return the number of a model, or None if a reading that it needs does not exist."""
+        """Return the metric's value of a model, or None if a reading that it needs does not
+        exist."""
         taken = [getattr(text, name) for name in self.of]
         if None in taken:
             return None

@@ -131,8 +131,8 @@ def ruler_tasks(names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def ruler_means(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return `ruler@C` at every length, shortest first; nothing if fewer than two tasks are
-    compared."""
+    """Return the mean `ruler@C` of RULER's measured tasks at every length, shortest first; nothing
+    if fewer than two tasks are compared."""
     tasks, _ = ruler_tasks(values)
     if len(tasks) < 2:
         return {}
@@ -148,8 +148,8 @@ def ruler_means(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def mean_of_tasks(values: Sequence[Value]) -> Value:
-    """Return the mean over tasks, each with the same weight. The squared distances of their
-    intervals' ends add up, as for independent numbers (MOVER, Zou and Donner 2008)."""
+    """Return the mean value over retrieval tasks, each with the same weight. The squared distances
+    of their intervals' ends add up, as for independent numbers (MOVER, Zou and Donner 2008)."""
     count = len(values)
     number = sum(value.value for value in values) / count
     total = sum(value.n for value in values)
@@ -202,7 +202,7 @@ def unmeasurable_tasks(items: Mapping[str, Sequence[ItemScore]], context: int) -
 
 
 def haystack_numbers(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
-    """Return the number of each question's haystack."""
+    """Return the number of each answered question's haystack, for intervals over haystacks."""
     numbers = dict[object, int]()
     haystacks = list[int]()
     for place, item in enumerate(items):
@@ -319,8 +319,8 @@ def heat_map_cells(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]
 
 
 def _place_in_heat_map(place: tuple[str, int, float | None]) -> tuple[str, int, float]:
-    """Return the sort key of a heat map's cell: task, length and depth; a question over the whole
-    text comes first."""
+    """Return the sort key of a cell in a report's heat map: task, length and depth; a question over
+    the whole text comes first."""
     task, length, depth = place
     return task, length, depth or 0
 

@@ -23,7 +23,7 @@ class Scoring:
 
     @property
     def scores_all(self) -> bool:
-        """Return whether every token has a loss, not only the masked tokens of a tail."""
+        """Return whether every token has a measured loss, not only the masked tokens of a tail."""
         return not self.mask_stride
 
     @property

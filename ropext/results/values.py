@@ -74,7 +74,8 @@ class Value:
 
     @property
     def why_not_known(self) -> str:
-        """Say how many documents would decide whether this is a gain.
+        """Return the sentence that says how many documents would decide whether this value is a
+        gain.
 
         If the truth is this value, its interval excludes zero or MARGIN once its end there is
         nearer than that: the distance shrinks with the square root of the number of documents.
@@ -302,8 +303,8 @@ def wilson_share(successes: float, n: int, worth: float | None = None) -> Value:
 
 
 def difference_of_shares(more: Value, fewer: Value) -> Value:
-    """Return the difference of two models' shares: found only by the first minus found only by the
-    second, of the same questions.
+    """Return the difference of two models' shares of right answers: found only by the first minus
+    found only by the second, of the same questions.
 
     The distances of the two Wilson intervals' ends add up (MOVER, Zou and Donner 2008) with the
     correlation of two parts of one sample. So the interval has a width even if both models gave the
@@ -331,7 +332,8 @@ def _joined_distance(first: float, second: float, correlation: float) -> float:
 
 
 def effective_count(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
-    """Return the effective number of independent items in several groups (Rao and Scott 1992).
+    """Return the effective number of independent questions in several groups, for an interval (Rao
+    and Scott 1992).
 
     It is smaller if groups differ by more than chance. It is smaller still if there are few groups
     to estimate that from, as in Student's t. Answers unlike most of the others show how alike the

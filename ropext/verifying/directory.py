@@ -51,8 +51,8 @@ def check_spellings(config: dict[str, Json], model: Model, recorded: bool) -> It
 
 
 def _misled_engines(model: Model) -> list[str]:
-    """Return the engines that read rope_parameters alone differently, in the newest measured
-    version."""
+    """Return, for the check of spellings, the engines that read rope_parameters alone differently
+    in the newest measured version."""
     params = model.scaled_sites[0].params
     read = partial(
         loaders.readings,

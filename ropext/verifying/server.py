@@ -326,8 +326,8 @@ class _ReferenceTexts:
         return read
 
     def read_neighbour(self, neighbour: Neighbour) -> Read:
-        """Return a neighbour's log-probabilities after the prompts of the longest text that the
-        server gets."""
+        """Return a neighbour's log-probabilities, as transformers computes them, after the prompts
+        of the longest text that the checked server gets."""
         rows = load_reference(replace(self.question.reference, config=neighbour.config))
         return self._read_text(rows, self.question.longest, neighbour.config)
 

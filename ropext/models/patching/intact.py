@@ -118,7 +118,8 @@ def _follows_length(module: "nn.Module", name: str) -> bool:
 
 
 def _are_cast_frequencies(held: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Return whether the frequencies of a rotary module are the wanted ones, cast to its dtype."""
+    """Return whether the frequencies of a rotary module in memory are the wanted ones, cast to its
+    dtype."""
     if held.shape != wanted.shape:
         return False
     cast = wanted.to(held.dtype).double()
@@ -141,7 +142,7 @@ def keep_exact(live: "PreTrainedModel") -> None:
 
 
 def forget_exact(module: "nn.Module") -> None:
-    """Drop the frequencies of a rotary module that `keep_exact` keeps."""
+    """Drop the frequencies of a rotary module in memory that `keep_exact` keeps."""
     vars(module).pop(EXACT, None)
     for number, hook in list(module._forward_pre_hooks.items()):
         if hook is _restore_frequencies:

@@ -100,8 +100,8 @@ def _q4_0(blocks: Tensor) -> Tensor:
 
 
 def _inverse_scale(scale: Tensor) -> Tensor:
-    """Return one divided by the scale of a block of rounded keys or values. A block of zeros has
-    the scale 0, and its inverse is 0."""
+    """Return one divided by the scale of a block of a model's rounded keys or values. A block of
+    zeros has the scale 0, and its inverse is 0."""
     return torch.where(scale == 0, 0.0, 1 / scale)
 
 

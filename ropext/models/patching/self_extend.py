@@ -103,8 +103,8 @@ class Rotation:
     first: bool  # the leading channels rotate, or the last ones
 
     def turn(self, states: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """Rotate the states of an attention module (batch, heads, tokens, channels) from one
-        position to another.
+        """Rotate the states of an attention module in memory (batch, heads, tokens, channels) from
+        one position to another.
 
         Both angles are rounded as stock rounds them, and their difference is exact.
         """
@@ -339,7 +339,8 @@ def _probed_queries_and_keys(live: "PreTrainedModel") -> dict[nn.Module, list[tu
     def look(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
     ) -> tuple[Tensor, None]:
-        """Keep the queries and keys of a module that sees the whole text, then attend as stock."""
+        """Keep the queries and keys of a module in memory that sees the whole text, then attend as
+        stock."""
         for name, what in ARGUMENTS.items():
             if rest.get(name) is not None:
                 raise UnsupportedModel(f"self-extend: {type(module).__name__} has {what}")
@@ -364,8 +365,8 @@ def _rotation_of_module(
     at = torch.arange(here[0].shape[2], device=here[0].device)[None].expand(len(here[0]), -1)
 
     def turned(rotation: Rotation | None) -> bool:
-        """Return whether a rotation, or none, turns the first queries and keys into the moved
-        ones."""
+        """Return whether a rotation, or none, turns the first queries and keys of a module in
+        memory into the moved ones."""
         return all(
             (old - new if rotation is None else rotation.turn(old, at, at + SHIFT) - new)
             .abs()

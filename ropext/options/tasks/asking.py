@@ -243,7 +243,7 @@ def worded_task(
 @functools.cache
 def sentences() -> tuple[str, ...]:
     """Return the sentences of Alice's Adventures in Wonderland (Carroll 1865, in the public
-    domain), which surround needles."""
+    domain), which surround the needles of a retrieval task."""
     book = resources.files("ropext.options.tasks").joinpath("alice.txt")
     return split_sentences(book.read_text("utf-8"))
 

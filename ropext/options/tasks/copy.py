@@ -56,7 +56,7 @@ def copy_items(encoder: Encoder, haystack: Haystack, wanted: ItemRequest) -> lis
     span = RepeatedSpan(noise(encoder))
 
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
-        """Return prompt and answer of the item at one depth."""
+        """Return prompt and answer of the item of the task `copy` at one depth."""
         return copy_prompt(haystack, span, length=wanted.length, depth=depth, rng=rng)
 
     return one_per_depth(NAME, ask, wanted)

@@ -101,7 +101,8 @@ class PassageQuestions:
         return list(by_passages.values())
 
     def _other_passages(self, count: int, needed: Sequence[str], rng: random.Random) -> list[str]:
-        """Draw passages that no question needs, to surround the passages with the answers."""
+        """Draw passages that no question of the task needs, to surround the passages with the
+        answers."""
         if self.known:
             texts = dict[str, None]()
             for known in self.known:

@@ -65,7 +65,7 @@ def passkey_items(
     """Build an item of the task `passkey` for each depth."""
 
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
-        """Return prompt and answer of the item at one depth."""
+        """Return prompt and answer of the item of the task `passkey` at one depth."""
         return passkey_prompt(
             encoder, haystack, template, length=wanted.length, depth=depth, rng=rng
         )
@@ -100,7 +100,7 @@ def _passkey_question(request: TextRequest, depth: float) -> TextQuestion:
 
 
 def _passkey(rng: random.Random) -> str:
-    """Draw the five digits of a passkey."""
+    """Draw the five digits of a key for the task `passkey`."""
     return "".join(rng.choices("0123456789", k=DIGITS))
 
 

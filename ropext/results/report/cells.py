@@ -28,8 +28,8 @@ class Column:
 
 
 def fixed_digits(value: float, digits: int = 3) -> str:
-    """Write a number with fixed digits, or with an exponent if it is 10,000 or more (an exploded
-    perplexity)."""
+    """Write a number of a result with fixed digits, or with an exponent if it is 10,000 or more (an
+    exploded perplexity)."""
     if math.isnan(value):
         return "?"
     if math.isinf(value):

@@ -66,8 +66,9 @@ PALETTE = _method_colours()
 
 
 def line_styles(labels: Iterable[str]) -> dict[str, Style]:
-    """Return the colour and the dashes of each line: a method's own (`yarn`, `yarn-4x`), with other
-    dashes for its further factors; other names take the colours that are left, in order."""
+    """Return the colour and the dashes of each line of a plot: a method's own (`yarn`, `yarn-4x`),
+    with other dashes for its further factors; other names take the colours that are left, in
+    order."""
     chosen = {BASE: REFERENCE, UNTOUCHED: {"color": INK, "ls": "-", "lw": 1.8}}
     methods = {name: re.sub(r"-[\d.]+x$", "", name) for name in labels if name not in chosen}
     used = {PALETTE[method] for method in methods.values() if method in PALETTE}
@@ -105,8 +106,8 @@ def legend_name(name: str) -> str:
 
 
 def png_bytes(figure: "Figure") -> bytes:
-    """Return a figure as PNG bytes with ropext's name and its own digest, which identifies the
-    file, and without a date. Ignore matplotlib's warnings, such as those about letters that its
+    """Return a plot's figure as PNG bytes with ropext's name and its own digest, which identifies
+    the file, and without a date. Ignore matplotlib's warnings, such as those about letters that its
     font lacks."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -119,7 +120,7 @@ def png_bytes(figure: "Figure") -> bytes:
 
 
 def _signed_png(picture: bytes) -> bytes:
-    """Return a PNG with its digest in a chunk before the last one, which is IEND. A chunk is
+    """Return a plot's PNG with its digest in a chunk before the last one, which is IEND. A chunk is
     length, name, text, and the checksum of name and text."""
     body = picture[:-12]
     end = picture[-12:]

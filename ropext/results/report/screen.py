@@ -114,7 +114,7 @@ def _serving_rows(made: ExtensionPlan, room: int) -> list[str]:
 
 
 def _is_asked_engine(made: ExtensionPlan, loader: str) -> bool:
-    """Return whether --for names a loader, or names none at all."""
+    """Return whether --for names a loader on the screen of `ropext plan`, or names none at all."""
     names = made.recipe.for_loaders
     return not names or loader in names or loader in map(loader_of, names)
 
@@ -159,7 +159,8 @@ def _remarks_left_out(remarks: Sequence[str]) -> str:
 
 
 def _row_count(parts: Iterable[str]) -> int:
-    """Count the rows of a terminal that these texts take, one below the other."""
+    """Return the number of rows of a terminal that these texts take on a screen, one below the
+    other."""
     rows = 0
     for part in parts:
         for line in part.split("\n"):

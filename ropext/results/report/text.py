@@ -311,8 +311,8 @@ WITHOUT_COPY = "or without a copy: serve the original weights with these setting
 
 
 def plan_headlines(made: ExtensionPlan) -> list[str]:
-    """Write the old and new context, the method and the factor; first the reason if `extend`
-    refuses the plan."""
+    """Write for the text of a plan the old and new context, the method and the factor; first the
+    reason if `extend` refuses the plan."""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
     head += f"{made.factor:g}×"
     if made.recipe.from_original:
@@ -423,7 +423,8 @@ def _quality_lines(made: ExtensionPlan, written: "Written", out: str) -> list[st
 
 
 def model_placeholder_note(lines: Iterable["Serving"]) -> str:
-    """Explain the placeholder MODEL if commands use it for a base without a path here."""
+    """Return the remark in the text of a plan that explains the placeholder MODEL, if commands use
+    it for a base without a path here."""
     if any("MODEL" in line.command for line in lines):
         return " (MODEL = their path)"
     return ""
@@ -439,8 +440,8 @@ def serving_commands(output: Path) -> str:
 
 
 def usual_serving_lines(lines: Sequence["Serving"], words: Words) -> Sequence["Serving"]:
-    """Return the lines that most users need: one engine's if it reads the result, or every command
-    without its notes."""
+    """Return the lines below a result or plan that most users need: one engine's if it reads the
+    result, or every command without its notes."""
     if words.first_engine:
         return [min(lines, key=lambda line: (not line.command, line.loader != words.first_engine))]
     return [replace(line, note="") if line.command else line for line in lines]
