@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import telling
 import transcriptions
-from bases import SIZES, recipe_keys
+from bases import SIZES, keys_of
 from check import findings
 from kit import FORMS, spectra
 
@@ -78,7 +78,7 @@ def answers(kit, families, form_read=None):
 
 
 def plain(family):
-    return {"model_type": family} | recipe_keys(family, SIZES, {})
+    return {"model_type": family} | keys_of(family, SIZES, {})
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3", "glm4", "phi3"])

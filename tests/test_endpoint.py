@@ -590,7 +590,7 @@ def test_an_answer_cut_by_the_deadline_is_not_whole():
         answering(drip) as server,
         pytest.raises(TimeoutError, match=r"no whole answer within 0\.2"),
     ):
-        replace(server, deadline=0.2)._read("/v1/models", None)
+        replace(server, deadline=0.2)._read_answer("/v1/models", None)
 
 
 # The spectrum in a file: the options that make it, and the difference seen from llama-server.

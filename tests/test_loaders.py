@@ -13,7 +13,7 @@ import kit
 import make_loaders
 import pytest
 from bases import FAMILIES as KIT
-from bases import SIZES, recipe_keys
+from bases import SIZES, keys_of
 
 from ropext import families
 from ropext.base.errors import NotExpressible, NotMeasured, UsageError
@@ -267,7 +267,7 @@ def test_most_cells_are_measured_by_engines_or_functions():
 @pytest.mark.parametrize("family", list(KIT))
 def test_for_vllm_and_llama_cpp_answers_for_each_family(family: str):
     """A form that both read exactly, or a measured reason why none does."""
-    plain = {"model_type": family} | recipe_keys(family, SIZES, {})
+    plain = {"model_type": family} | keys_of(family, SIZES, {})
     names = ("vllm", "llama.cpp")
     wish = Extend(factor=4, for_loaders=names)
     if family in NO_COMMON_FORM:
@@ -289,7 +289,7 @@ def test_a_refusal_names_the_requested_form(monkeypatch):
     cells = {"yarn": table.TableCell("different", "by a ramp of its own")}
     old = replace(mlx, versions="0.31", spans=(span_of("0.31"),), families={"qwen3": cells})
     monkeypatch.setattr(lookup, "readers", lambda: (mlx, old))
-    plain = {"model_type": "qwen3"} | recipe_keys("qwen3", SIZES, {})
+    plain = {"model_type": "qwen3"} | keys_of("qwen3", SIZES, {})
     with pytest.raises(NotExpressible) as refused:
         make_plan(plain, Extend(factor=4, method="yarn", for_loaders=("mlx==0.31",)))
     said = str(refused.value)
@@ -299,7 +299,7 @@ def test_a_refusal_names_the_requested_form(monkeypatch):
 
 
 def test_gpt_oss_in_vllm_hangs_on_written_betas():
-    plain = {"model_type": "gpt_oss"} | recipe_keys("gpt_oss", SIZES, {})
+    plain = {"model_type": "gpt_oss"} | keys_of("gpt_oss", SIZES, {})
     params = families.read(kit.extended(plain, "yarn")).scaled_sites[0].params
     assert {"beta_fast", "beta_slow"} <= params.keys()
     bare = {key: value for key, value in params.items() if "beta" not in key}

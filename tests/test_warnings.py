@@ -29,9 +29,9 @@ MADE_IN = {
     "evaluation/documents.py": ("_corpus_warnings",),
     "evaluation/corpus/encoding.py": ("unknown",),
     "evaluation/lineup.py": ("overlaps_of",),
-    "results/rundir.py": ("unlisted",),
-    "training/judge.py": ("few",),
-    "training/report.py": ("too_often",),
+    "results/rundir.py": ("no_digest_warnings",),
+    "training/judge.py": ("few_documents_warning",),
+    "training/report.py": ("repeated_text_warning",),
 }
 
 

@@ -127,12 +127,13 @@ class Step(ABC):
 
     def _begin(self, is_asked: bool, say: Say) -> None:
         """Clear the files of another run of the step away, and note that this one has begun."""
+        begun = self._manifest(None)  # it reads the inputs: a change after this line is noticed
         if self._is_half_done() and not is_asked:
             say(f"{self.name}: resumes after an interrupt")
         else:
             say(f"{self.name}: {self._why(is_asked)}")
             self.clear()
-        self._write_manifest(None)
+        write_manifest(_step_folder(self.run_folder, self.name), begun)
 
     def _why(self, is_asked: bool) -> str:
         """Return why the step is done: it begins, or something changed."""
@@ -150,11 +151,15 @@ class Step(ABC):
 
     def _write_manifest(self, files: Flat | None) -> None:
         """Write the manifest of the step, with its files if it has finished."""
+        write_manifest(_step_folder(self.run_folder, self.name), self._manifest(files))
+
+    def _manifest(self, files: Flat | None) -> Flat:
+        """Return the manifest of the step, with its files if it has finished."""
         manifest = {"command": _command_of(self.name), "decides": self.decides}
         manifest[VERSIONS] = versions()
         if files is not None:
             manifest[guard.FILES] = files
-        write_manifest(_step_folder(self.run_folder, self.name), manifest)
+        return manifest
 
 
 def _step_folder(run: Path, name: str) -> Path:

@@ -204,6 +204,7 @@ class Measurement:
     def difference(self, label: str, other: "Measurement") -> dict[str, Value]:
         """Return every paired difference of a model to the only one of another measurement, for
         `vs RUN` gates: perplexities in nats per token, shares in points, answer NLL in nats."""
+        own = self.model(label).items
         values = dict[str, Value]()
         (reference,) = other.models
         if label in self.readings and other.readings:
@@ -211,7 +212,6 @@ class Measurement:
             both = join_measurements([self.only(label), named])
             first, second = both.readings.values()
             values = text_differences(both.frame, first, second)
-        own = self.model(label).items
         theirs = other.models[reference].items
         return values | item_differences(own, theirs, self.frame.bootstrap)
 

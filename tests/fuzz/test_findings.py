@@ -454,7 +454,7 @@ def test_a_line_cannot_be_forged_by_a_method_of_a_record(checkpoint):
     made = inspecting.plan(str(checkpoint), factor=2.0)
     assert any("license" in warning for warning in made.warnings)
     assert all(warning.isprintable() for warning in made.warnings)
-    campaign.check_text(campaign.text.inspection(inspecting.inspect(str(checkpoint))))
+    campaign.check_text(campaign.text.inspection_text(inspecting.inspect(str(checkpoint))))
 
 
 @pytest.mark.parametrize("schema", ["a\nforged line", "\x1b[31m", "\ud800", "x" * 3000, [None] * 9])

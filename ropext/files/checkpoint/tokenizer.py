@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ropext.base.errors import InputError
 from ropext.base.inputs import read_bytes
-from ropext.base.jsontext import DEPTH_LIMIT, Json, parse_object
+from ropext.base.jsontext import CONFIG_DEPTH_LIMIT, Json, parse_object
 from ropext.files.checkpoint.snapshot import Snapshot
 from ropext.scaling.rope import Edit
 
@@ -40,7 +40,7 @@ def _member() -> re.Pattern[bytes]:
     """Return the expression of one member of tokenizer.json's top level and the mark that ends it.
     Each part is optional: if the text is no JSON, the match ends at the first wrong byte."""
     inside = b""  # the content of an object or array: others, nested to the limit
-    for _ in range(DEPTH_LIMIT):
+    for _ in range(CONFIG_DEPTH_LIMIT):
         inside = rb"(?:[{\[]" + _PLAIN + inside + rb"[}\]]" + _PLAIN + rb")*+"
     nested = rb"[{\[]" + _PLAIN + inside + rb"[}\]]"
     value = _STRING + b"|" + nested + b"|" + _BARE_WORD
@@ -145,7 +145,7 @@ def _no_member(member: re.Match[bytes], path: Path) -> InputError:
     if following in (b"", b'"'):
         return InputError(_cut(path))
     if following in (b"{", b"[") and member["key"] and not member["value"]:
-        return InputError(f"{_cut(path)}, or is nested more than {DEPTH_LIMIT} levels deep")
+        return InputError(f"{_cut(path)}, or is nested more than {CONFIG_DEPTH_LIMIT} levels deep")
     return InputError(f"{path} is not valid JSON at byte {at + 1}")
 
 
