@@ -207,7 +207,7 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
 
     numbers = {"base": values(2.0, 0.0, 0.1), "untuned": values(2.3, -0.3, 0.02)}
     numbers |= {"control": values(1.95, 0.05, 0.03), "tuned": values(1.875, 0.125, None)}
-    table = tables.finetune_table(numbers, 256, None)
+    table = tables.finetune_table(numbers, 256, None, "Fine-tuning")
     assert [row[0] for row in table.rows] == ["base", "extended", "control", "tuned"]
     assert [row[2] for row in table.rows] == [
         "", "+0.3000 ±0.0200", "-0.0500 ±0.0300", "-0.1250 (8 documents)",
