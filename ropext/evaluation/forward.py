@@ -80,8 +80,7 @@ class _RunningSum:
 
     @staticmethod
     def over(rows: "torch.Tensor") -> "_RunningSum":
-        """Return the empty sums for rows of an evaluated model's logits, before their first
-        tile."""
+        """Return empty sums of exponentials for rows of an evaluated model's logits."""
 
         import torch
 

@@ -321,7 +321,7 @@ def free_memory(device: "torch.device") -> int:
 def report_memory_used(
     log: Path | None, say: Say, device: "torch.device | str", what: str, seconds: float
 ) -> None:
-    """Print the time and the peak memory of the first unit of work with a model in memory.
+    """Report the time and the peak memory of the first unit of work with a loaded model.
 
     Append both to a log, which no comparison of runs reads.
     """

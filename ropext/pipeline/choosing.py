@@ -73,6 +73,7 @@ class ChoiceStep(Step):
         self.path = folder / "choice.json"
 
     def key(self) -> Flat:
+        """Return everything that decides which method `--method auto` chooses in a run."""
         recipe = self.recipe
         snapshot = with_weights(open_snapshot(recipe.model, revision=recipe.revision))
         if self.call.trust_remote_code:
@@ -84,10 +85,13 @@ class ChoiceStep(Step):
         return decides
 
     def look(self) -> Flat | None:
+        """Return the digest of choice.json, or None if the run has not chosen a method."""
         return {"choice": self.hashes.of(self.path)} if self.path.is_file() else None
 
     def make(self) -> None:
+        """Choose the method of a run with `--method auto`, and write choice.json."""
         write_json(self.path, AutoChoice(self.beforehand, self.folder, self.call).made())
 
     def clear(self) -> None:
+        """Delete the folder of the choice that a run with `--method auto` made."""
         remove(self.folder)

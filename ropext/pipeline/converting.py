@@ -34,6 +34,7 @@ class Converted:
     files: tuple[str, ...]
 
     def to_text(self) -> str:
+        """Return the printed text of `ropext extend --as directory`."""
         return (
             f"wrote {self.output}: the weights in float32, the positions as in the file\n"
             f"to extend it: ropext extend {self.output} --factor 4 -o OUT"

@@ -196,6 +196,7 @@ def _words(
 
 
 def _word(item: object) -> str:
+    """Return a word of a command that `ropext demo` shows."""
     return f"{item:g}" if isinstance(item, float) else str(item)
 
 
@@ -270,6 +271,7 @@ SIDES = {1: "better than", 0: "not clearly different from", -1: "worse than"}  #
 
 
 def _verdict(tuned: Mapping[str, Value], truncated: Mapping[str, Value], name: str) -> str:
+    """Return the demo's sentence that compares the tuned model with truncated text."""
     side = SIDES[tuned[f"gain@{TARGET}"].sign]
     perplexities = [f"{each[f'tail@{TARGET}'].value:.2f}" for each in (tuned, truncated)]
     shares = [percent_text(each[f"keys@{TARGET}"].value) for each in (tuned, truncated)]

@@ -41,6 +41,7 @@ class Evidence:
 
     @property
     def passed(self) -> bool:
+        """Return whether all gates of a run passed."""
         return all(gate.passed for gate in self.gates)
 
     def to_json(self) -> dict[str, Json]:
@@ -125,6 +126,7 @@ def run_section(work: RunContext, evidence: Evidence) -> dict[str, Json]:
 
 
 def _numbers(measured: Measurement) -> dict[str, Json]:
+    """Return the numbers of a run's evaluation that its output records."""
     results = measured.results
     numbers = dict[str, Json]()
     for name in MEASURED_AS:

@@ -32,6 +32,7 @@ class Extended(Result):
 
     @property
     def output(self) -> Path:
+        """Return the place of the output, in the result of `ropext.extend`."""
         return self.written.output
 
     @property

@@ -35,6 +35,7 @@ class MadeExtension:
 
     @property
     def output(self) -> Path:
+        """Return the place of the output that `extend` wrote."""
         return self.written.output
 
     @property
@@ -43,6 +44,7 @@ class MadeExtension:
         return self.plan.serving(str(self.output))
 
     def to_json(self) -> dict[str, Json]:
+        """Return what `ropext extend --json` prints."""
         return extension_json(self.written, self.serving)
 
 

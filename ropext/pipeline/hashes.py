@@ -42,6 +42,7 @@ class Hashes(Digests):
 
 
 def _files(directory: Path) -> Iterator[Path]:
+    """Yield the files of a folder that a stage hashes, without logs."""
     for folder, folders, names in os.walk(directory):
         folders.sort()
         # A log differs from run to run, and nothing reads it.

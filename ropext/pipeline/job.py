@@ -72,6 +72,7 @@ def from_options(
 
 
 def _checked(recipe: Recipe) -> Recipe:
+    """Return the recipe; refuse one with a secret in its text, or with a wrong gate."""
     for loc, entry in recipe.source.entries.items():
         if isinstance(entry.value, str) and scrub(entry.value) != entry.value:
             raise UsageError(

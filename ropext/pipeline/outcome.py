@@ -41,6 +41,7 @@ class ReportStage(Stage):
 
     @property
     def starts_from(self) -> tuple[str, ...]:
+        """Return the stages whose checkpoints the report of a run is about."""
         return self.work.checkpoint_stages
 
     @property
@@ -49,6 +50,7 @@ class ReportStage(Stage):
         return self.work.folder / "report.html"
 
     def key(self) -> Flat:
+        """Return everything that decides the report and the output of a run."""
         work = self.work
         results = work.evaluation / "results.json"
         return {
@@ -62,12 +64,14 @@ class ReportStage(Stage):
         }
 
     def look(self) -> Flat | None:
+        """Return the digests of the run's report and output; None if one is missing."""
         if not self.page.is_file() or not (self.work.folder / OUTCOME).is_file():
             return None
         output = self.work.hashes.of_tree(self.work.output, but=PUSHED)
         return {"report": self.work.hashes.of(self.page), "output": output}
 
     def do(self) -> None:
+        """Write the output of a run if its gates passed, then its report."""
         evidence = evidence_of(self.work)
         if evidence.passed:
             write_output(self.work, evidence)
@@ -75,10 +79,12 @@ class ReportStage(Stage):
         write_report(self.work, evidence)
 
     def clear(self) -> None:
+        """Delete the report and outcome.json that an earlier run of the recipe wrote."""
         self.page.unlink(missing_ok=True)
         (self.work.folder / OUTCOME).unlink(missing_ok=True)
 
     def counts(self) -> JsonObject:
+        """Return the line of the dry run about the report stage."""
         return {"what": "the report; the output, whose weights are hard links"}
 
 

@@ -43,6 +43,7 @@ class PlannedChoice:
 
     @property
     def target(self) -> int:
+        """Return the target of `--method auto`, the longest length that it reads."""
         return self.frame.longest
 
     @property

@@ -66,6 +66,7 @@ class Ran(Result):
         return self._with_gates(tables.tidy_tables)
 
     def _with_gates(self, lay_out: Callable[[Measurement], list[Table]]) -> list[Table]:
+        """Return tables of a run's evaluation, with the table of its gates."""
         shown = list[Table]()
         if self.evidence.measured is not None:
             shown += lay_out(self.evidence.measured)
@@ -73,6 +74,7 @@ class Ran(Result):
         return with_rows(shown)
 
     def _same_documents(self) -> Measurement | None:
+        """Return the measurement for tables by document, in the result of `ropext.run`."""
         return self.evidence.measured
 
     @property
@@ -131,8 +133,8 @@ def keep(work: RunContext, evidence: Evidence) -> None:
 
 
 def opened_run(folder: Path) -> Ran:
-    """Read the result of a run from its folder. Raise InputError if the report is missing or
-    older."""
+    """Read the result of `ropext run` from the run's folder. Raise InputError if its report is
+    missing or older."""
     report = step_record(folder, REPORT)
     results = folder / EVALUATION / rundir.RESULTS
     is_measured = results.is_file()

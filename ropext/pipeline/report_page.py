@@ -62,6 +62,7 @@ def _pictures(work: RunContext, evidence: Evidence) -> dict[str, tuple[str, byte
 
 
 def _facts(work: RunContext) -> Table:
+    """Return the table of facts at the top of a run's report."""
     plan = work.plan
     record = read_object(work.checkpoints[work.final] / provenance.NAME)
     proved = record.get("proof")
@@ -79,6 +80,7 @@ def _facts(work: RunContext) -> Table:
 
 
 def _training_table(work: RunContext) -> Table | None:
+    """Return the table of the fine-tuning stage in a run's report, or None without one."""
     if TUNED not in work.checkpoints:
         return None
     from ropext.training import tuned_report

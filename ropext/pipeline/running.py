@@ -139,6 +139,7 @@ class RunCounts:
         return [(name, stage["what"]) for name, stage in self.stages.items()]
 
     def to_json(self) -> JsonObject:
+        """Return what `ropext run --dry-run --json` prints."""
         return {"model": self.model, "stages": self.stages}
 
 

@@ -123,14 +123,17 @@ class CheckpointStage(Stage):
         return choice and choice[USED]
 
     def key(self) -> Flat:
+        """Return everything that decides the checkpoint of a stage, with its known documents."""
         if self.used:
             return self.content() | {USED: digest(self.used)}
         return self.content()
 
     def look(self) -> Flat | None:
+        """Return the digests of the checkpoint that the stage left, or None."""
         return self.work.left(self.name)
 
     def do(self) -> None:
+        """Write the stage's checkpoint, and record the documents that chose its method."""
         self.write()
         if self.used and (record := read_record(self.place)) is not None:
             known = joined_training(recorded_training(record), read_training_documents(self.used))
@@ -138,10 +141,12 @@ class CheckpointStage(Stage):
             rewrite(replace(record, more=more), self.place)
 
     def clear(self) -> None:
+        """Delete the checkpoint of a stage, and the training's own folder next to it."""
         remove(beside(self.place))  # a training's own checkpoints, of other weights or settings
         remove_output(self.place)
 
     def tidy(self) -> None:
+        """Delete the files that a kill left next to the checkpoint of a stage."""
         remove(beside(self.place))
         release(beside(self.place), self.place)
         recover(self.place)

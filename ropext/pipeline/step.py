@@ -163,6 +163,7 @@ class Step(ABC):
 
 
 def _step_folder(run: Path, name: str) -> Path:
+    """Return the folder of a step inside the folder of its run."""
     return run / STEPS / name
 
 

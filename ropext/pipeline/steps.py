@@ -32,6 +32,7 @@ class PlanStage(Stage):
         return self.work.folder / "plan.json"
 
     def key(self) -> Flat:
+        """Return everything that decides the plan of a run: the base's config and the options."""
         wish = self.work.recipe.extend_options().model_dump(exclude_none=True)
         values = {f"extend.{name}": value for name, value in wish.items()}
         if is_function(str(wish.get("method"))):  # the code of the function may have changed
@@ -40,16 +41,20 @@ class PlanStage(Stage):
         return {"config": digest(self.work.base.config)} | values
 
     def look(self) -> Flat | None:
+        """Return the digest of the run's plan.json, or None if it is missing."""
         return {"plan": self.work.hashes.of(self.path)} if self.path.is_file() else None
 
     def do(self) -> None:
+        """Write the plan of a run, and print its warnings."""
         warned(self.work.plan, self.work.say)
         write_bytes(self.path, dump(self.work.plan.to_json()))
 
     def clear(self) -> None:
+        """Delete the plan that an earlier run of the recipe wrote."""
         self.path.unlink(missing_ok=True)
 
     def counts(self) -> JsonObject:
+        """Return the line of the dry run about the plan stage."""
         plan = self.work.plan
         warned(plan, self.work.call.hooks.say)
         what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
@@ -62,6 +67,7 @@ class ExtendStage(CheckpointStage):
     name = EXTEND
 
     def content(self) -> Flat:
+        """Return everything that decides the extended checkpoint of a run."""
         work = self.work
         writing = work.recipe.extend
         return {
@@ -74,12 +80,14 @@ class ExtendStage(CheckpointStage):
         }
 
     def write(self) -> None:
+        """Write the extended checkpoint of a run."""
         work = self.work
         write_extension(
             work.whole_base, work.plan, self.place, work.recipe.extend, work.call_of_stages
         )
 
     def counts(self) -> JsonObject:
+        """Return the line of the dry run about the extend stage: the bytes of weights."""
         base = self.work.base
         total = sum(base.files[file] for file in base.weight_files)
         if not total:
@@ -99,6 +107,7 @@ class EvaluateStage(Stage):
 
     @property
     def starts_from(self) -> tuple[str, ...]:
+        """Return the stages whose checkpoints a run evaluates."""
         return self.work.checkpoint_stages
 
     @property
@@ -107,6 +116,7 @@ class EvaluateStage(Stage):
         return self.work.evaluation / "results.json"
 
     def key(self) -> Flat:
+        """Return everything that decides the numbers of a run's evaluation."""
         from ropext.evaluation.evaluation import (
             LIBRARIES,  # late: a recipe without this stage needs none
         )
@@ -120,10 +130,12 @@ class EvaluateStage(Stage):
         return key | {"metrics": ",".join(names)}
 
     def look(self) -> Flat | None:
+        """Return the digest of the evaluation's results.json; None if the stage is not complete."""
         whole = self.results.is_file() and (self.work.evaluation / "report.html").is_file()
         return {"results": self.work.hashes.of(self.results)} if whole else None
 
     def do(self) -> None:
+        """Evaluate the checkpoints of a run."""
         from ropext.evaluation.request import prepare
 
         work = self.work
@@ -134,13 +146,16 @@ class EvaluateStage(Stage):
         evaluation.make(work.evaluation, call)
 
     def clear(self) -> None:
+        """Delete results.json of an earlier evaluation in the run's folder."""
         # The token losses stay: a model that did not change is not read again.
         self.results.unlink(missing_ok=True)
 
     def tidy(self) -> None:
+        """Release the folder of the run's evaluation after a kill."""
         release(self.work.evaluation, self.work.evaluation)
 
     def counts(self) -> JsonObject:
+        """Return the line of the dry run about the evaluate stage."""
         work = self.work
         options = work.recipe.evaluate
         assert options is not None

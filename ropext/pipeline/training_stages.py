@@ -20,12 +20,14 @@ class FitStage(CheckpointStage):
         return self.work.recipe.fit_options()
 
     def content(self) -> Flat:
+        """Return everything that decides the fitted checkpoint of a run."""
         work = self.work
         base = {"base": work.hashes.of_model(work.whole_base)}
         base |= section_key(FIT, self.options, work.hashes)
         return self.section() | base | {"config": digest(work.base.config)}
 
     def write(self) -> None:
+        """Run the fit stage of a recipe, and write its checkpoint."""
         from ropext.training.request import TrainingRequest
 
         base = self.work.base
@@ -37,6 +39,7 @@ class FitStage(CheckpointStage):
             training.make(self.place, call)
 
     def counts(self) -> JsonObject:
+        """Return the line of the dry run about the fit stage."""
         assert self.work.recipe.fit is not None
         return _training_counts(self.work.recipe.fit)
 
@@ -50,13 +53,16 @@ class FinetuneStage(CheckpointStage):
 
     @property
     def starts_from(self) -> tuple[str, ...]:
+        """Return the stage whose checkpoint the finetune stage of a recipe trains."""
         return (FIT if FIT in self.work.recipe.stages else EXTEND,)
 
     def content(self) -> Flat:
+        """Return everything that decides the fine-tuned checkpoint of a run."""
         (source,) = self.starts_from
         return self.section() | (self.work.left(source) or {})
 
     def write(self) -> None:
+        """Run the finetune stage of a recipe, and write its checkpoint."""
         from ropext.training.request import TrainingRequest
 
         data = str(self.work.recipe.options(FINETUNE)["data"])
@@ -68,6 +74,7 @@ class FinetuneStage(CheckpointStage):
             training.make(self.place, call)
 
     def counts(self) -> JsonObject:
+        """Return the line of the dry run about the finetune stage."""
         options = self.work.recipe.finetune
         assert options is not None
         return _training_counts(options, options.epochs)

@@ -68,6 +68,7 @@ class RunContext:
 
     @property
     def has_control(self) -> bool:
+        """Return whether the recipe of a run trains a control, too."""
         return self.recipe.finetune is not None and self.recipe.finetune.control
 
     @property
@@ -103,6 +104,7 @@ class RunContext:
 
     @cached_property
     def hashes(self) -> Hashes:
+        """Return the digests of files that the stages of a run share."""
         return Hashes(file_progress(self.call.hooks.say))
 
     def say(self, sentence: str) -> None:
@@ -144,6 +146,7 @@ class RunContext:
 
     @property
     def evaluation(self) -> Path:
+        """Return the folder of the evaluation inside the folder of a run."""
         return self.folder / EVALUATION
 
     @cached_property

@@ -452,8 +452,7 @@ def cache_widths(
 
 
 def is_interleaved(code: ModuleType) -> bool:
-    """Return whether a pair is two neighbours, by the source of the functions in transformers that
-    rotate."""
+    """Return whether transformers rotates neighbouring dimensions as a pair, by its source code."""
     for name, function in vars(code).items():
         if not re.search("rotate|rotary|rope", name) or not inspect.isfunction(function):
             continue

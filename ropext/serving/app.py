@@ -187,6 +187,7 @@ class ModelServer:
         data = await _read_body(request, self.served.most_bytes)
 
         def parse_and_read() -> Read:
+            """Parse the body of a client's request and read it, in a thread."""
             return read(parse_request(self.served, data))
 
         async with self.reading:

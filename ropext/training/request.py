@@ -60,8 +60,7 @@ class TrainingRequest:
 def _check_output_guard(
     subject: guard.Named, data: str, options: Finetune | Fit, output: Path | None
 ) -> None:
-    """Refuse an output of `finetune` or `fit` that would write over, into or around one of its
-    inputs."""
+    """Refuse a training's output that would write over, into or around one of its inputs."""
     if output is None:
         return
     documents = None if isinstance(data, Texts) else data

@@ -315,7 +315,7 @@ def history(record: Record) -> str:
 
 
 def edits_of(link: JsonObject) -> tuple[Edit, ...]:
-    """Return the edits that a ropext.json, a link of its lineage or the JSON of a plan lists."""
+    """Return the edits of config.json that the record in a checkpoint (ropext.json) lists."""
     return tuple(Edit.from_json(entry) for entry in link["edits"])
 
 

@@ -31,6 +31,7 @@ class GgufFile(Snapshot):
 
     @property
     def kind(self) -> str:
+        """Return the words for a GGUF file in messages, with its architecture."""
         return f"a GGUF of {self.architecture}"
 
     @property
@@ -65,6 +66,7 @@ class GgufFile(Snapshot):
 
     @property
     def short_name(self) -> str:
+        """Return the name of the GGUF file without its folder, or Ollama's name of the model."""
         if self.name.startswith(bundled.OLLAMA):
             return self.name
         return self.head.path.name
@@ -80,12 +82,16 @@ class GgufFile(Snapshot):
 
     @property
     def place(self) -> str:
+        """Return the GGUF file as commands get it: its path, also for a name of Ollama."""
         return str(self.head.path) if self.name.startswith(bundled.OLLAMA) else self.name
 
     def path(self, name: str) -> Path:
+        """Return the path of a file in the folder of the GGUF."""
         return self.head.path.parent / name
 
     def remarks(self) -> tuple[str, ...]:
+        """Return the notes about a GGUF: a projector next to it, and the size of a file to
+        rewrite."""
         remarks = list[str]()
         projector = bundled.find_projector(self.name, self.directory)
         if projector is not None:
@@ -105,6 +111,7 @@ class GgufFile(Snapshot):
         """Do nothing: the weights are in the file."""
 
     def stands_for(self, directory: Snapshot) -> Snapshot:
+        """Return a directory's snapshot with the limits of this GGUF's architecture."""
         # The directory has no GGUF keys any more, but their limits still decide the method.
         carries = partial(GgufCarrier, architecture=self.architecture)
         return replace(super().stands_for(directory), carries=carries)

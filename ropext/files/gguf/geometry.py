@@ -256,6 +256,7 @@ def _scaling(
 
 
 def _original(head: GgufHeader, row: Architecture) -> int | None:
+    """Return the original context in a GGUF's header, or None if it has none."""
     return head.whole(f"{row.name}.rope.scaling.original_context_length", 0) or None
 
 
@@ -300,6 +301,7 @@ def rope_of(
         given = given_by_ollama(row.name, names, context)
 
     def at(key: str, default: float, least: float = 0.0) -> float:
+        """Return a rope key of the GGUF's header, or the default of its architecture."""
         place = f"{row.name}.rope.{key}"
         value = head.decimal(place)
         if ollama:

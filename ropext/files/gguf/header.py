@@ -86,9 +86,12 @@ class GgufHeader:
     data: int  # the first byte of the tensors
 
     def wrong(self, what: str) -> InputError:
+        """Return the error about a GGUF's header, with the path of the file."""
         return InputError(f"{self.path}: {what}")
 
     def _typed(self, key: str, kinds: frozenset[int], wanted: str) -> Any:
+        """Return the value of a GGUF key if its type is one of `kinds`; None if the key is
+        missing."""
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -106,6 +109,7 @@ class GgufHeader:
         return int(value)
 
     def decimal(self, key: str) -> float | None:
+        """Return a GGUF key that holds a finite float; None if the key is missing."""
         value = self._typed(key, DECIMAL, "a number with a fraction (float32)")
         if value is not None and not math.isfinite(value):
             raise self.wrong(f"{named(key)} is not a finite number")
@@ -114,6 +118,7 @@ class GgufHeader:
         return float(value)
 
     def text(self, key: str) -> str | None:
+        """Return a GGUF key that holds a text; None if the key is missing."""
         value = self._typed(key, frozenset((STRING,)), "a text")
         if value is None:
             return None
@@ -157,6 +162,7 @@ class GgufHeader:
         return data
 
     def tensor(self, name: str) -> Description | None:
+        """Return the description of a tensor in the GGUF's header, or None."""
         for tensor in self.tensors:
             if tensor.name == name:
                 return tensor
@@ -202,6 +208,7 @@ class _Reader:
         self.texts = MOST_STRINGS  # texts left for lists; `text` has the bytes left for text values
 
     def refuse(self, what: str) -> InputError:
+        """Return the error for a header that is not valid GGUF."""
         return InputError(f"{self.path} is not a valid GGUF file: {what}")
 
     def take(self, length: int, what: str) -> int:
@@ -213,10 +220,12 @@ class _Reader:
         return at
 
     def number(self, form: str, what: str) -> Any:
+        """Read the next number of a GGUF's header, by its struct format."""
         (value,) = struct.unpack_from(f"<{form}", self.data, self.take(struct.calcsize(form), what))
         return value
 
     def string(self, what: str, most: int) -> bytes:
+        """Read the next text of a GGUF's header as bytes, of at most `most` bytes."""
         length = self.number("Q", what)
         if length > most and length <= self.end - self.at:
             raise self.refuse(f"{what} has {length:,} bytes, more than {most:,}")
@@ -224,6 +233,7 @@ class _Reader:
         return self.data[at : at + length]
 
     def name(self, what: str, most: int) -> str:
+        """Read the next text of a GGUF's header as UTF-8."""
         raw = self.string(what, most)
         try:
             return raw.decode()
@@ -231,6 +241,7 @@ class _Reader:
             raise self.refuse(f"{what} is not UTF-8") from None
 
     def entry(self, kind: int, start: int, key: str) -> KeyValue:
+        """Read the value of a GGUF key by its type; the values of long lists are skipped."""
         if kind == BOOL:
             number = self.number("B", key)
             if number > 1:
@@ -257,6 +268,7 @@ class _Reader:
         return KeyValue(kind, None, start, self.at, item, count, at)
 
     def _skip_strings(self, count: int, key: str) -> None:
+        """Skip a list of texts in a GGUF's header, for example the tokenizer's vocabulary."""
         if count > (self.end - self.at) // 8:
             raise self.refuse(f"it ends inside {key}, a list of {count:,} texts")
         if count > self.texts:
@@ -274,6 +286,7 @@ class _Reader:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    """Yield a GGUF file as mapped memory, so that only its header is read."""
     descriptor = open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
@@ -330,6 +343,7 @@ def _begin(path: Path, data: mmap.mmap) -> tuple[int, int, int]:
 
 
 def _alignment(reader: _Reader, entry: KeyValue | None) -> int:
+    """Return the alignment of the tensors that a GGUF's header states, 32 bytes by default."""
     if entry is None:
         return 32
     value = entry.value

@@ -124,9 +124,11 @@ class FileCarrier(GgufCarrier):
 
     @property
     def is_split(self) -> bool:
+        """Return whether the GGUF consists of several files."""
         return len(self.file.parts) > 1
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
+        """Return how each runner reads the GGUF's keys; Ollama does not load a split GGUF."""
         readings = super().readings(site, target)
         if not self.is_split:
             return readings
@@ -138,9 +140,11 @@ class FileCarrier(GgufCarrier):
         )
 
     def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
+        """Return the commands that serve the extended GGUF; a split one has none for Ollama."""
         return self._of_parts(super().serving(plan, place))
 
     def read_unextended(self, standing: UnextendedModel) -> Programs:
+        """Return how runners read and serve the GGUF as it is; a split one has no Ollama."""
         readings, serving = super().read_unextended(standing)
         return readings, self._of_parts(serving)
 
@@ -156,17 +160,21 @@ class FileCarrier(GgufCarrier):
         )
 
     def misread(self, name: str, params: Params) -> str:
+        """Return why Ollama cannot load a split GGUF, or an empty text."""
         return f"ollama: {NO_PARTS}" if self.is_split and name.startswith("ollama") else ""
 
     def copy_name(self, name: str) -> str:
+        """Return the name of the GGUF file, which its copy keeps."""
         return self.file.file_name
 
     def place_of(self, name: str) -> str:
+        """Return the folder of the GGUF file."""
         return str(self.file.directory)
 
     def edits(
         self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
     ) -> tuple[Edit, ...]:
+        """Return the edits of the GGUF's keys and tensors for one rotary embedding."""
         return _key_edits(self.file, site, target)
 
 
@@ -192,6 +200,7 @@ def _key_edits(model: GgufFile, site: RopeSite, target: int) -> tuple[Edit, ...]
 
 
 def close(a: tuple[float, ...], b: list[float]) -> bool:
+    """Return whether two lists of rope factors are equal within the rounding of float32."""
     if len(a) != len(b):
         return False
     return all(abs(x - y) <= STORED * max(1.0, abs(y)) for x, y in zip(a, b, strict=True))

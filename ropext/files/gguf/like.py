@@ -82,6 +82,7 @@ def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
 
 
 def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
+    """Return the error for a GGUF that was not converted from the directory of --like."""
     place = join_for_shells(source.name)
     return InputError(
         f"{model.name} was not converted from {source.name}: {what} differ, as after training; "
@@ -145,6 +146,7 @@ def _check_norms(source: Snapshot, model: GgufFile) -> None:
 
 
 def _is_float32(part: GgufHeader, name: str) -> bool:
+    """Return whether a GGUF holds this tensor as float32, so that it can be compared."""
     tensor = part.tensor(name)
     return tensor is not None and tensor.kind == F32
 

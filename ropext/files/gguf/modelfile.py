@@ -81,6 +81,7 @@ def modelfile(name: str, file: str, target: int) -> tuple[str, list[str]]:
 
 
 def _add_layer(made: Modelfile, kind: str, blob: Path) -> None:
+    """Add one layer of an Ollama model to its Modelfile, or note why it is left out."""
     if kind in ELSEWHERE:
         return
     if kind in FILES:
@@ -102,6 +103,7 @@ def _add_layer(made: Modelfile, kind: str, blob: Path) -> None:
 
 
 def _add_parameters(made: Modelfile, given: Json) -> None:
+    """Add the parameters of an Ollama model to its Modelfile, without the old context."""
     if not isinstance(given, dict):
         raise ValueError("no JSON object")
     for name, value in given.items():
@@ -123,6 +125,7 @@ def _add_parameters(made: Modelfile, given: Json) -> None:
 
 
 def _add_messages(made: Modelfile, given: Json) -> None:
+    """Add the messages of an Ollama model to its Modelfile, each turn as a whole."""
     if not isinstance(given, list):
         return
     for turn in _turns(given):
@@ -151,6 +154,7 @@ def _turns(messages: list[Json]) -> list[list[Any]]:
 
 
 def _role(message: Json) -> Json:
+    """Return the role of a message in an Ollama model, or None."""
     return message.get("role") if isinstance(message, dict) else None
 
 

@@ -41,6 +41,7 @@ def stock_form(
 
 
 def _yarn(rope: GgufRope, dim: int) -> dict[str, Json]:
+    """Return the rope dict of transformers that computes a GGUF's YaRN."""
     out: dict[str, Json] = {"rope_type": "yarn", "factor": rope.factor}
     out[ORIGINAL] = rope.original
     if (rope.beta_fast, rope.beta_slow) != (forms.BETA_FAST, forms.BETA_SLOW):

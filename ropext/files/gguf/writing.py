@@ -95,6 +95,7 @@ class FileSource:
         return record
 
     def _put_modelfile(self, stage: Staged, file: str, output: Path) -> None:
+        """Write the Modelfile of Ollama next to the extended GGUF, or into its folder."""
         text, left_out = modelfile_of(self.model.name, file, self.target)
         stage.notes += left_out
         name = f"{file}.Modelfile"
@@ -104,6 +105,7 @@ class FileSource:
             (stage.directory / name).write_bytes(text.encode())
 
     def _file_in(self, directory: Path, output: Path) -> Path:
+        """Return the path of the extended GGUF in a folder."""
         if _is_file(output):
             return directory / output.name
         return directory / self.model.file_name
@@ -118,6 +120,7 @@ class FileSource:
     def finish(
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
     ) -> Record:
+        """Return the record, which the extended GGUF already holds."""
         return record  # already written into the file
 
 
@@ -172,11 +175,13 @@ def _provenance(record: Record, beside: JsonObject) -> dict[str, tuple[int, Json
 
 
 def _text(value: str) -> bytes:
+    """Return a text as GGUF stores it: its length and its bytes."""
     raw = value.encode(errors="replace")
     return struct.pack("<Q", len(raw)) + raw
 
 
 def _key(key: str, kind: int, value: Json) -> bytes:
+    """Return a key with its value as a GGUF's header stores it."""
     if kind == STRING:
         body = _text(value)
     else:
@@ -185,6 +190,7 @@ def _key(key: str, kind: int, value: Json) -> bytes:
 
 
 def _padded(length: int, alignment: int) -> int:
+    """Return a length of a GGUF's header, rounded up to the alignment."""
     return -(-length // alignment) * alignment
 
 
@@ -213,6 +219,7 @@ def _write(
         place += len(bodies[-1])
 
     def header(filler: int) -> bytes:
+        """Return the new header of the GGUF with so many filler bytes."""
         entries = rows | {FILLER: _key(FILLER, STRING, "." * filler)}
         counts = struct.pack("<IQQ", head.version, len(head.tensors) + len(new), len(entries))
         out = raw[:4] + counts + b"".join(entries.values()) + table

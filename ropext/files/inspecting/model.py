@@ -86,6 +86,7 @@ class Inspection:
         return self.model.scaled_sites[0]
 
     def __repr__(self) -> str:
+        """Return the model's name and context, for a prompt of Python."""
         return f"<Inspection of {self.name}: {self.model.context:,} tokens>"
 
     def spectra(self) -> dict[str, Spectrum]:
@@ -95,6 +96,7 @@ class Inspection:
         return {name: scaling.compose(rope, each, self.target) for name, each in known.items()}
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `ropext inspect --json` prints about a checkpoint."""
         sites = []
         for site in self.model.sites:
             spectrum = site.rope.spectrum

@@ -30,6 +30,7 @@ class Served:
         return self.carrier.model
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `ropext plan --json` prints about a checkpoint that is served unchanged."""
         return {
             "directory": self.directory,
             "method": self.record and self.record.method,

@@ -74,6 +74,7 @@ def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable
 
 
 def _table(file: str, name: str, tensor: Tensor) -> PositionTable:
+    """Return a position table by the header of a safetensors file; refuse another shape."""
     if len(tensor.shape) != 2:
         raise InputError(f"{name} of {file} has the shape {list(tensor.shape)}, not rows of values")
     return PositionTable(file, name, tensor.dtype, (tensor.shape[0], tensor.shape[1]))
@@ -82,6 +83,7 @@ def _table(file: str, name: str, tensor: Tensor) -> PositionTable:
 def _other_length(
     table: PositionTable, positions: Positions, tables: Iterable[PositionTable]
 ) -> str:
+    """Return why position tables of other lengths than config.json states are refused."""
     others = [other for other in tables if other.shape[0] != table.shape[0]]
     wanted = (
         f"{positions.rows} rows as {positions.key} has it ({positions.context} positions and"
@@ -159,7 +161,7 @@ def grown(data: bytes, dtype: str, growth: Growth) -> bytes:
 
 
 def without_stale(index: dict[str, Any], stale: Iterable[str], grown: int) -> bytes:
-    """Return the index of the shards without the stale names and with `grown` more bytes."""
+    """Return the index of the shards without dropped tensors, for weights of `grown` more bytes."""
     names = set(stale)
     weights = {name: file for name, file in index["weight_map"].items() if name not in names}
     metadata = dict(index.get("metadata") or {})
@@ -192,6 +194,7 @@ def grow_files(
 
 
 def _data(header: Header) -> int:
+    """Return the number of bytes that a safetensors file has after its header."""
     return header.size - 8 - len(header.raw)
 
 
@@ -248,6 +251,7 @@ def compare_tables(
 
 
 def _digest(header: Header, name: str) -> tuple[str, tuple[int, ...], str]:
+    """Return the type, shape and SHA-256 of one tensor in a safetensors file."""
     tensor = header.tensors[name]
     digest = hashlib.sha256()
     with open(header.path, "rb") as file:
@@ -257,6 +261,7 @@ def _digest(header: Header, name: str) -> tuple[str, tuple[int, ...], str]:
 
 
 def _rows(path: Path, name: str) -> list[bytes]:
+    """Return the rows of a position table in a safetensors file as bytes."""
     data, tensor = read_tensor(path, name)
     step = len(data) // tensor.shape[0]
     return [data[i : i + step] for i in range(0, len(data), step)]

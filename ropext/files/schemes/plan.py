@@ -28,24 +28,30 @@ class TablePlan(ExtensionPlan):
 
     @property
     def uncarried(self) -> str:
+        """Return why no checkpoint can hold this extension of a position table, or an empty
+        text."""
         return "" if self.positions.carried else refusal(self.positions)
 
     @property
     def growth(self) -> Growth:
+        """Return how the position table grows to the target."""
         return growth(self.positions, self.method, self.target)
 
     @property
     def weights(self) -> str:
+        """Return the sentence of the model card about the weights next to a position table."""
         if self.positions.tensors:
             return "All other weights are those of the base."
         return "The weights are those of the base."
 
     def what_grows(self, base: str) -> str:
+        """Return the beginning of the model card: which positions grew."""
         if self.positions.tensors:
             return f"The position table of {base} was lengthened"
         return f"The distance that {base} tells apart was raised"
 
     def compared(self) -> Table:
+        """Return the table of the methods for position tables, with their kept and new rows."""
         rows = []
         for method in tables.methods_for(self.positions).values():
             count = len(method.kept(self.context, self.target))
@@ -55,6 +61,7 @@ class TablePlan(ExtensionPlan):
         return Table("", "", ("method", "rows kept", "new", ""), shown)
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `ropext plan --json` prints for a model without rotary embedding."""
         return {
             "model": self.name,
             "model_type": self.positions.model_type,

@@ -36,6 +36,7 @@ BLENDERBOT = replace(BART, context=512, offset=0, beyond=0)
 
 
 def _rows(names: str, row: TableRows) -> dict[str, TableRows]:
+    """Return one description of a position table for each of these model types."""
     return dict.fromkeys(names.split(), row)
 
 

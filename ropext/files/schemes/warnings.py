@@ -21,10 +21,12 @@ class PlannedTable:
 
 
 def short_tax(plan: PlannedTable) -> str:
+    """Return the warning about the short tax of a method for position tables."""
     return f"[short-tax] short tax of {plan.method}: {METHODS[plan.method].short_tax}"
 
 
 def rows(plan: PlannedTable) -> str:
+    """Return the warning that a linear position table keeps few of its old rows."""
     context = plan.positions.context
     if plan.method != "linear" or not plan.target % context:
         return ""
@@ -36,6 +38,7 @@ def rows(plan: PlannedTable) -> str:
 
 
 def windowed(plan: PlannedTable) -> str:
+    """Return the warning that the attention windows of a position table's model do not grow."""
     if plan.positions.text_type not in ("longformer", "led", "big_bird", "bigbird_pegasus"):
         return ""
     return (
@@ -44,6 +47,7 @@ def windowed(plan: PlannedTable) -> str:
 
 
 def look_alike(plan: PlannedTable) -> str:
+    """Return the warning about the distance from which all tokens look alike."""
     positions = plan.positions
     if positions.kind == "alibi" or positions.tensors:
         return ""
@@ -53,6 +57,7 @@ def look_alike(plan: PlannedTable) -> str:
 
 
 def local_encoder(plan: PlannedTable) -> str:
+    """Return the warning that the local encoder of LongT5 does not reach further."""
     if plan.positions.text_type != "longt5":
         return ""
     return (
@@ -62,6 +67,7 @@ def local_encoder(plan: PlannedTable) -> str:
 
 
 def untrained(plan: PlannedTable) -> str:
+    """Return the warning that the new rows or distances of a model were never trained."""
     if plan.positions.kind == "alibi":
         return ""
     what = "distances"
