@@ -57,7 +57,7 @@ class Table:
 
 
 def with_rows(tables: Iterable[Table]) -> list[Table]:
-    """Return the tables that have rows."""
+    """Return the tables that have rows; a printed page shows no empty table."""
     return [table for table in tables if table.rows]
 
 

@@ -51,7 +51,8 @@ def encoder_of(
 
 
 def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges: bool) -> Divided:
-    """Read the documents and divide them. If `has_judges`, other documents give the verdict.
+    """Read the documents of `--method auto` and divide them: some choose the method. If
+    `has_judges`, other documents give the verdict.
 
     Raise InputError if there are too few documents.
     """
@@ -71,7 +72,7 @@ def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges:
 
 
 def write_documents(file: Path, documents: Sequence[Document]) -> None:
-    """Write documents as lines of JSON, a conversation under its own key."""
+    """Write documents of `--method auto` as lines of JSON, a conversation under its own key."""
     lines = list[str]()
     for document in documents:
         key = "text" if isinstance(document.content, str) else "messages"

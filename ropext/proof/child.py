@@ -299,8 +299,8 @@ def changed_keys(one: Json, other: Json, path: str = "") -> list[str]:
 
 
 def infinity_from_json(value: dict[str, Json]) -> Json:
-    """Return infinity as a number if this object is transformers' JSON spelling of it; else the
-    object."""
+    """Return infinity for the child process if this object is transformers' JSON spelling of it;
+    else the object."""
     return math.inf if value == {"__float__": "Infinity"} else value
 
 
