@@ -185,7 +185,8 @@ def test_yarn_is_taken_at_every_factor():
 def test_a_recommendation_names_its_method_and_its_certainty():
     what = plan(configs.LLAMA, factor=2.0).recommendation.reason
     assert what.startswith(
-        "the default without training; written as yarn, exact in all measured engines but exllamav2"
+        "the default without training; written as yarn, exact in all engines of the table but "
+        "exllamav2"
     )
     assert "vllm" not in what
     assert ". " not in plan(configs.LLAMA, finetune="books.jsonl").recommendation.reason
@@ -344,7 +345,9 @@ def test_reasons_describe_the_written_config():
     linear = reason(linear, method="pi", original_context=4096, for_loaders=("llama.cpp",))
     assert "written as linear" in linear
     assert "longrope" not in linear
-    assert "written as longrope, exact in all measured engines but " in reason(configs.DEEPSEEK_V3)
+    assert "written as longrope, exact in all engines of the table but " in reason(
+        configs.DEEPSEEK_V3
+    )
 
 
 @pytest.mark.parametrize("name", [n for n in vars(configs) if n.isupper() and n != "GPT2"])

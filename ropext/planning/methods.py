@@ -602,7 +602,7 @@ def _first_writable_case(
             continue
         others = [f"{listed(names)}: {note}" for note, names in passed.items()]
         written = "a new theta" if row.form == "default" else row.form
-        exact = "exact in all measured engines"
+        exact = "exact in all engines of the table"
         if row.misread_by:
             exact += f" but {listed(row.misread_by)}"
         elif not row.read_by:
