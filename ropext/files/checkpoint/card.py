@@ -86,7 +86,7 @@ class BaseName:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Self:
-        """Return the name of a base checkpoint as its model card shows it."""
+        """Return the name of a base as the model card of its extension shows it."""
         return cls(snapshot.short_name, snapshot.hub_id is not None)
 
 
@@ -107,8 +107,8 @@ class Card:
 
 
 def code_block(text: str, language: str = "") -> str:
-    """Return a code block of the model card, with a fence longer than any run of backticks in
-    it."""
+    """Return a code block of the model card. Its fence is longer than any run of backticks
+    inside."""
     # A comment mark could end the section early when a later run replaces it.
     text = visible(text).strip("\n").replace("<!--", "<! --")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)

@@ -32,16 +32,16 @@ class Digests:
     """The digests of files; `place` is the cache file."""
 
     def __init__(self, show: Show = no_progress, place: Path | None = None) -> None:
-        """Read the SHA-256 of weight files that earlier commands kept in digests.json, in the
-        user's cache."""
+        """Read the SHA-256 of large files that earlier commands kept in `place`: by default
+        digests.json, in the user's cache."""
         self.show = show
         folder = user_cache()
         self.place = place or (folder and folder / "digests.json")
         self.known = self._read()
 
     def of(self, file: Path) -> str:
-        """Return the SHA-256 of a checkpoint's file, from the user's cache if it is unchanged.
-        Raise InputError if the file changes meanwhile."""
+        """Return the SHA-256 of a checkpoint's file, from the cache if the file is large and
+        unchanged. Raise InputError if the file changes meanwhile."""
         status = os.stat(file)
         key = f"{status.st_dev}:{status.st_ino}"
         entry = self.known.get(key)
@@ -68,7 +68,7 @@ class Digests:
             return {}
 
     def _keep(self, key: str, entry: list[int | str]) -> None:
-        """Add a weight file's SHA-256 to the cache file, and keep the entries that other commands
+        """Add a large file's SHA-256 to the cache file, and keep the entries that other commands
         wrote since."""
         known = self._read()
         known.pop(key, None)

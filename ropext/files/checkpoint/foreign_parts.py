@@ -26,7 +26,8 @@ ARCHITECTURE = "architecture"  # timm loads a folder or a repository if the name
 
 
 def check_foreign_parts(config: JsonObject, where: str) -> None:
-    """Raise InputError if a checkpoint's config.json loads foreign code or files."""
+    """Raise InputError if a config.json loads code or files that do not belong to its
+    checkpoint."""
     for part in parts(Dict(config)):
         for key, value in part.values.items():
             if IMPLEMENTATION.fullmatch(key):
@@ -44,8 +45,8 @@ def check_foreign_parts(config: JsonObject, where: str) -> None:
 
 
 def _check_implementation(value: Json, key: str) -> None:
-    """Raise InputError if a config's attention or experts implementation is not one of stock's own.
-    The value is a name, or a dict of names by part."""
+    """Raise InputError if a config's attention or experts implementation is neither stock's own nor
+    a kernel of kernels-community. The value is a name, or a dict of names by part."""
     names = value.values() if isinstance(value, dict) else [value]
     for name in names:
         if not isinstance(name, str) or STOCK_NAMES.fullmatch(name) or TRUSTED_KERNEL.match(name):
@@ -61,8 +62,8 @@ def _check_implementation(value: Json, key: str) -> None:
 
 
 def _hands_on(key: str, value: Json) -> bool:
-    """Return True if transformers would pass this key of a config.json to timm, which may open
-    files by it."""
+    """Return True if stock passes this key of a config.json to timm, which may open files or fetch
+    weights by its value."""
     if key in HANDED_ON:
         return bool(value)
     if key in FETCHES:

@@ -82,13 +82,15 @@ class Header:
         return tensors
 
     def part(self, name: str) -> tuple[int, int]:
-        """Return the first byte of a tensor in the safetensors file, and the byte after its end."""
+        """Return the first byte of a tensor in the safetensors file, and the byte after its
+        last."""
         begin, end = self.tensors[name].offsets
         return 8 + len(self.raw) + begin, 8 + len(self.raw) + end
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Return the metadata in the header of a safetensors file ({"format": "pt"} as a rule)."""
+        """Return the metadata that the writer of a safetensors file added ({"format": "pt"} as a
+        rule)."""
         text = json.loads(self.raw).get("__metadata__", {})
         return text if isinstance(text, dict) else {}
 

@@ -61,8 +61,8 @@ def names(repo: str, revision: str | None) -> list[str]:
 
 
 def is_out_of_reach(dataset: str, revision: str | None) -> bool:
-    """Return True if the hub cannot be reached. This makes one request to the hub for the dataset,
-    whereas `datasets` would retry."""
+    """Return True if the hub cannot be reached. This makes one request for the dataset, whereas
+    `datasets` would retry."""
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE:

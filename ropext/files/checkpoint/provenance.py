@@ -219,7 +219,8 @@ def taken_digests(snapshot: Snapshot, digests: "Digests") -> dict[str, Json]:
 
 
 def to_json(record: Record) -> dict[str, Json]:
-    """Return the content of ropext.json as one JSON object, in a fixed order."""
+    """Return the record as one JSON object, in the order of ropext.json; `write` adds the list of
+    files."""
     weights = {name: asdict(record.weights[name]) for name in sorted(record.weights)}
     out: dict[str, Json] = {"schema": SCHEMA} | vars(record)
     out |= {
@@ -251,7 +252,7 @@ def _edits_to_json(edits: Iterable[Edit]) -> list[dict[str, Json]]:
 
 
 def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Json]:
-    """Return a spectrum as ropext.json stores it, with its digest and its attention factor."""
+    """Return a spectrum as ropext.json stores it: its digest, its factors and its frequencies."""
     out: dict[str, Json] = {
         "digest": spectrum.digest(),
         "attention_factor": spectrum.attention_factor,
@@ -315,7 +316,8 @@ def history(record: Record) -> str:
 
 
 def edits_of(link: JsonObject) -> tuple[Edit, ...]:
-    """Return the edits of config.json that the record in a checkpoint (ropext.json) lists."""
+    """Return the edits that a record, a link of its lineage or the JSON of a plan lists, of
+    config.json and of other files."""
     return tuple(Edit.from_json(entry) for entry in link["edits"])
 
 
@@ -340,8 +342,8 @@ def undone(config: JsonObject, edits: Iterable[Edit]) -> dict[str, Json]:
 
 
 def with_training(record: Record) -> dict[str, Json]:
-    """Return the later sections of a ropext.json, with one about the training documents. If their
-    hashes are missing, that section lists the trainings without hashes."""
+    """Return the sections of later steps in a record, with one about the training documents. If
+    their hashes are missing, that section lists the trainings without hashes."""
     more = dict(record.more)
     if TRAINED_ON not in more and (done := [name for name in TRAININGS if more.get(name)]):
         more[TRAINED_ON] = {"not_recorded": done}
@@ -356,7 +358,8 @@ def read_record(directory: Path) -> Record | None:
 
 
 def record_in(snapshot: Snapshot) -> Record | None:
-    """Return the ropext.json of a checkpoint: next to its config, or inside a GGUF file."""
+    """Return the record of a checkpoint, from ropext.json next to its config or from inside a GGUF
+    file; None if it has none."""
     if snapshot.kept_record is not None:
         return _record(dict(snapshot.kept_record), f"the record in {snapshot.name}")
     return read_record(snapshot.directory)

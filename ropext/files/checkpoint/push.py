@@ -150,8 +150,8 @@ def check_name(repository: str, option: str = "push") -> None:
 
 
 def ready(repository: str, option: str = "push") -> str:
-    """Return the hub's token, before ropext computes anything. If something is missing, raise
-    UsageError and name the option that needs it."""
+    """Return the user's token for the hub, before ropext computes anything. If something is
+    missing, raise UsageError and name the option that needs it."""
     from huggingface_hub import constants, get_token
 
     check_name(repository, option)
@@ -328,7 +328,8 @@ def _commit(
 
 
 def _without_files(record: Path | bytes) -> bytes:
-    """Return ropext.json for the hub without its list of files, because the card in it changes."""
+    """Return ropext.json for the hub, without its list of local files: the card in that list
+    changes."""
     content = record if isinstance(record, bytes) else read_bytes(record, CONFIG_LIMIT)
     value = parse_object(content, provenance.NAME)
     return dump({key: item for key, item in value.items() if key != guard.FILES})

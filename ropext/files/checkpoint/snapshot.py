@@ -96,8 +96,8 @@ class State(NamedTuple):
     names: int
 
     def is_link_of(self, before: "State | None") -> bool:
-        """Return True if a checkpoint's file only got or lost a hard link since. `extend --link
-        hard` makes one, and the kernel then notes a change, too."""
+        """Return True if a checkpoint's file only got or lost a hard link since `before`. `extend
+        --link hard` makes one, and the system then sets the time of change, too."""
         return before is not None and self[:4] == before[:4] and self.names != before.names
 
 
@@ -254,7 +254,7 @@ class Snapshot:
 
     @property
     def weight_files(self) -> tuple[str, ...]:
-        """Return the names of the safetensors files next to config.json, in their order."""
+        """Return the names of the safetensors files next to config.json, sorted."""
         return tuple(
             name for name in self.files if "/" not in name and name.endswith(".safetensors")
         )
@@ -373,7 +373,8 @@ class Snapshot:
         )
 
     def stands_for(self, directory: "Snapshot") -> "Snapshot":
-        """Return the snapshot of a directory made of this checkpoint, under this model's name."""
+        """Return the snapshot of a directory made of this checkpoint, under this checkpoint's
+        name."""
         return replace(
             directory,
             name=self.name,
@@ -557,7 +558,8 @@ def _config(directory: Path, model: str) -> dict[str, Json]:
 
 
 def no_config_message(model: str, names: Iterable[str]) -> str:
-    """Return the message for a directory or hub repository that has no config.json."""
+    """Return the message for a directory or hub repository without config.json, by its other
+    files."""
     names = set(names)
     if ADAPTER_CONFIG in names:
         return (

@@ -48,7 +48,8 @@ class Staged:
     digests: dict[str, str] = field(default_factory=dict)
 
     def write_beside(self, name: str, text: str) -> None:
-        """Write a signed text that gets its name next to an output of one file, and after it."""
+        """Write a signed text that belongs next to an output of one file. It gets its name after
+        the output."""
         folder = self.directory.parent / BESIDE
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(text.encode())
@@ -317,7 +318,7 @@ def _bring_back(work: Path, real: Path) -> None:
 
 
 def _set_aside(work: Path, part: str, real: Path) -> Path:
-    """Keep a part of an output's work folder next to it, under a free name: OUT.new or OUT.old.
+    """Keep a part of the work folder next to the output, under a free name: OUT.new or OUT.old.
     Return that path."""
     if part == NEW and (work / BESIDE).is_dir():
         for path in (work / BESIDE).iterdir():

@@ -47,7 +47,7 @@ def chunks(
 
 
 def blob_digest(path: Path) -> str | None:
-    """Return the SHA-256 that names a weight file in the hub's cache, or None for another."""
+    """Return the SHA-256 that names a large file in the hub's cache, or None for any other file."""
     real = Path(os.path.realpath(path))
     if real.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", real.name):
         return real.name

@@ -341,7 +341,7 @@ class Copying:
     passed: Callable[[bytes], object] | None = None
 
     def part(self, start: int, end: int, shift: int) -> None:
-        """Copy a part of the weight file to `shift` bytes later, without its holes; compare some
+        """Copy a part of the base's file to `shift` bytes later, without its holes; compare some
         pages of the copy."""
         position = start
         for first, last in data_parts(self.source, start, end):
@@ -363,7 +363,7 @@ class Copying:
             self._compare(data, at, shift)
 
     def _piece(self, start: int, length: int, shift: int) -> int:
-        """Copy some bytes of a weight file, in the kernel if possible. Return their number, which
+        """Copy some bytes of the base's file, in the kernel if possible. Return their number, which
         is not 0."""
         done = copy_in_kernel(self.source, self.target, start, length, shift)
         if not done:
@@ -376,8 +376,8 @@ class Copying:
         return done
 
     def _pass(self, position: int, end: int) -> None:
-        """Pass the bytes of the weight file just copied to `passed`, from the system's cache. A
-        hole gives zeros."""
+        """Pass the bytes of the base's file that were just copied to `passed`, from the system's
+        cache. A hole gives zeros."""
         while self.passed is not None and position < end:
             data = read_at(self.source, min(PIECE, end - position), position)
             if not data:
@@ -386,7 +386,7 @@ class Copying:
             position += len(data)
 
     def _compare(self, data: bytes, at: int, shift: int) -> None:
-        """Raise ProofFailed if the copy of a weight file has other bytes; a hole at its end does
+        """Raise ProofFailed if the copy of the base's file has other bytes; a hole at its end does
         not exist yet."""
         if read_at(self.target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
             raise ProofFailed(

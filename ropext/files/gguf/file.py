@@ -90,8 +90,7 @@ class GgufFile(Snapshot):
         return self.head.path.parent / name
 
     def remarks(self) -> tuple[str, ...]:
-        """Return the notes about a GGUF: a projector next to it, and the size of a file to
-        rewrite."""
+        """Return the notes about a GGUF: a projector next to it, and the size of a large copy."""
         remarks = list[str]()
         projector = bundled.find_projector(self.name, self.directory)
         if projector is not None:
@@ -111,7 +110,8 @@ class GgufFile(Snapshot):
         """Do nothing: the weights are in the file."""
 
     def stands_for(self, directory: Snapshot) -> Snapshot:
-        """Return a directory's snapshot with the limits of this GGUF's architecture."""
+        """Return the snapshot of a directory made of this GGUF, with the limits of its
+        architecture."""
         # The directory has no GGUF keys any more, but their limits still decide the method.
         carries = partial(GgufCarrier, architecture=self.architecture)
         return replace(super().stands_for(directory), carries=carries)

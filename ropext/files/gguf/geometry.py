@@ -301,7 +301,8 @@ def rope_of(
         given = given_by_ollama(row.name, names, context)
 
     def at(key: str, default: float, least: float = 0.0) -> float:
-        """Return a rope key of the GGUF's header, or the default of its architecture."""
+        """Return the value of a rope key in the GGUF's header, else the one that Ollama adds, else
+        `default`."""
         place = f"{row.name}.rope.{key}"
         value = head.decimal(place)
         if ollama:

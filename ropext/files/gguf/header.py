@@ -90,8 +90,8 @@ class GgufHeader:
         return InputError(f"{self.path}: {what}")
 
     def _typed(self, key: str, kinds: frozenset[int], wanted: str) -> Any:
-        """Return the value of a GGUF key if its type is one of `kinds`; None if the key is
-        missing."""
+        """Return the value of a GGUF key, or None if the key is missing. Raise InputError if its
+        type is not one of `kinds`."""
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -241,7 +241,7 @@ class _Reader:
             raise self.refuse(f"{what} is not UTF-8") from None
 
     def entry(self, kind: int, start: int, key: str) -> KeyValue:
-        """Read the value of a GGUF key by its type; the values of long lists are skipped."""
+        """Read the value of a GGUF key by its type. A list's content is skipped."""
         if kind == BOOL:
             number = self.number("B", key)
             if number > 1:

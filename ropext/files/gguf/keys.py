@@ -128,7 +128,7 @@ class FileCarrier(GgufCarrier):
         return len(self.file.parts) > 1
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
-        """Return how each runner reads the GGUF's keys; Ollama does not load a split GGUF."""
+        """Return how each engine reads the GGUF's keys; Ollama does not load a split GGUF."""
         readings = super().readings(site, target)
         if not self.is_split:
             return readings
@@ -140,11 +140,13 @@ class FileCarrier(GgufCarrier):
         )
 
     def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
-        """Return the commands that serve the extended GGUF; a split one has none for Ollama."""
+        """Return the commands that serve the extended GGUF. If it is split, LM Studio gets a note
+        in place of a command that would copy only the first part."""
         return self._of_parts(super().serving(plan, place))
 
     def read_unextended(self, standing: UnextendedModel) -> Programs:
-        """Return how runners read and serve the GGUF as it is; a split one has no Ollama."""
+        """Return how engines read the GGUF as it is, and the commands that serve it. If it is
+        split, LM Studio gets a note in place of a command."""
         readings, serving = super().read_unextended(standing)
         return readings, self._of_parts(serving)
 
@@ -200,7 +202,8 @@ def _key_edits(model: GgufFile, site: RopeSite, target: int) -> tuple[Edit, ...]
 
 
 def close(a: tuple[float, ...], b: list[float]) -> bool:
-    """Return whether two lists of rope factors are equal within the rounding of float32."""
+    """Return whether two rows of numbers of a GGUF are equal within the rounding of float32: rope
+    factors, or norms of --like."""
     if len(a) != len(b):
         return False
     return all(abs(x - y) <= STORED * max(1.0, abs(y)) for x, y in zip(a, b, strict=True))

@@ -59,7 +59,7 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
 
 
 def _parts(path: Path) -> tuple[GgufHeader, ...]:
-    """Return the headers of all files of a split GGUF, in their order."""
+    """Return the headers of a GGUF's files in their order: one, or all parts of a split GGUF."""
     head = read_gguf(path)
     count = head.whole("split.count", 0, MOST_PARTS) or 1
     if count == 1:

@@ -190,7 +190,7 @@ def _key(key: str, kind: int, value: Json) -> bytes:
 
 
 def _padded(length: int, alignment: int) -> int:
-    """Return a length of a GGUF's header, rounded up to the alignment."""
+    """Return a length in a GGUF, rounded up to its alignment."""
     return -(-length // alignment) * alignment
 
 

@@ -96,7 +96,7 @@ class Inspection:
         return {name: scaling.compose(rope, each, self.target) for name, each in known.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `ropext inspect --json` prints about a checkpoint."""
+        """Return the JSON object that `ropext inspect --json` prints for a rotary model."""
         sites = []
         for site in self.model.sites:
             spectrum = site.rope.spectrum

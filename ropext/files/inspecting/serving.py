@@ -30,7 +30,8 @@ class Served:
         return self.carrier.model
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `ropext plan --json` prints about a checkpoint that is served unchanged."""
+        """Return the JSON object that `ropext plan --json` prints for a model that is served
+        unchanged."""
         return {
             "directory": self.directory,
             "method": self.record and self.record.method,

@@ -74,7 +74,8 @@ def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable
 
 
 def _table(file: str, name: str, tensor: Tensor) -> PositionTable:
-    """Return a position table by the header of a safetensors file; refuse another shape."""
+    """Return a position table from its entry in the header of a safetensors file. Raise InputError
+    unless it is a matrix."""
     if len(tensor.shape) != 2:
         raise InputError(f"{name} of {file} has the shape {list(tensor.shape)}, not rows of values")
     return PositionTable(file, name, tensor.dtype, (tensor.shape[0], tensor.shape[1]))
@@ -161,7 +162,8 @@ def grown(data: bytes, dtype: str, growth: Growth) -> bytes:
 
 
 def without_stale(index: dict[str, Any], stale: Iterable[str], grown: int) -> bytes:
-    """Return the index of the shards without dropped tensors, for weights of `grown` more bytes."""
+    """Return the index of the shards without the stale buffers, for weights of `grown` more
+    bytes."""
     names = set(stale)
     weights = {name: file for name, file in index["weight_map"].items() if name not in names}
     metadata = dict(index.get("metadata") or {})

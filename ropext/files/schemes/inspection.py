@@ -42,7 +42,8 @@ class PositionFacts:
         return values[self.positions.offset :]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `ropext inspect --json` prints about a model without rotary embedding."""
+        """Return the JSON object that `ropext inspect --json` prints for a model without rotary
+        embedding."""
         facts = {"model": self.name, "positions": asdict(self.positions), "advice": self.advice}
         return facts | {"tables": [asdict(table) for table in self.tables], "limits": self.limits}
 

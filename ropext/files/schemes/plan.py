@@ -28,8 +28,7 @@ class TablePlan(ExtensionPlan):
 
     @property
     def uncarried(self) -> str:
-        """Return why no checkpoint can hold this extension of a position table, or an empty
-        text."""
+        """Return the reason why no directory can store the plan, as for ALiBi; "" if one can."""
         return "" if self.positions.carried else refusal(self.positions)
 
     @property
@@ -39,19 +38,21 @@ class TablePlan(ExtensionPlan):
 
     @property
     def weights(self) -> str:
-        """Return the sentence of the model card about the weights next to a position table."""
+        """Return the sentence of the model card about the weights that stay as they were."""
         if self.positions.tensors:
             return "All other weights are those of the base."
         return "The weights are those of the base."
 
     def what_grows(self, base: str) -> str:
-        """Return the beginning of the model card: which positions grew."""
+        """Return the beginning of the model card's first sentence: the position table or the
+        distance that grew."""
         if self.positions.tensors:
             return f"The position table of {base} was lengthened"
         return f"The distance that {base} tells apart was raised"
 
     def compared(self) -> Table:
-        """Return the table of the methods for position tables, with their kept and new rows."""
+        """Return the table of the methods for position tables, with their kept and new rows. It is
+        empty if the model has no table."""
         rows = []
         for method in tables.methods_for(self.positions).values():
             count = len(method.kept(self.context, self.target))
@@ -61,7 +62,8 @@ class TablePlan(ExtensionPlan):
         return Table("", "", ("method", "rows kept", "new", ""), shown)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `ropext plan --json` prints for a model without rotary embedding."""
+        """Return the JSON object that `ropext plan --json` prints for a model without rotary
+        embedding."""
         return {
             "model": self.name,
             "model_type": self.positions.model_type,

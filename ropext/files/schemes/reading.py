@@ -36,7 +36,8 @@ BLENDERBOT = replace(BART, context=512, offset=0, beyond=0)
 
 
 def _rows(names: str, row: TableRows) -> dict[str, TableRows]:
-    """Return one description of a position table for each of these model types."""
+    """Return a dict that gives each of these model types the same position table. `names` is one
+    text."""
     return dict.fromkeys(names.split(), row)
 
 

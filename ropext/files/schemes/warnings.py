@@ -21,12 +21,13 @@ class PlannedTable:
 
 
 def short_tax(plan: PlannedTable) -> str:
-    """Return the warning about the short tax of a method for position tables."""
+    """Return the warning about the short tax of the plan's method for position tables."""
     return f"[short-tax] short tax of {plan.method}: {METHODS[plan.method].short_tax}"
 
 
 def rows(plan: PlannedTable) -> str:
-    """Return the warning that a linear position table keeps few of its old rows."""
+    """Return the warning that a linear position table keeps few of its old rows; "" if the target
+    is a multiple of the context."""
     context = plan.positions.context
     if plan.method != "linear" or not plan.target % context:
         return ""
