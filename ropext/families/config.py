@@ -327,8 +327,8 @@ def locate(config: dict[str, Any]) -> Located:
 
 
 def _own_code(config: Mapping[str, Any], kind: str) -> str:
-    """Return why ropext does not ask transformers about a model type with code of its own; "" if it
-    does."""
+    """Return why ropext does not ask transformers about a model type: it has code of its own.
+    Return "" if ropext does."""
     if differs := packaged("renamed.json")["differs"].get(kind):
         return f"config.json: {kind} has its own code, which differs from {differs} in transformers"
     if config.get("auto_map"):

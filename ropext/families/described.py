@@ -80,7 +80,7 @@ def is_remembered(config: JsonObject) -> bool:
 
 
 def forget() -> None:
-    """Drop all kept facts from transformers about model types that the census lacks."""
+    """Drop all kept facts, which transformers showed about model types that the census lacks."""
     _BY_CONFIG.clear()
     _BY_SHAPE.clear()
 

@@ -95,8 +95,8 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int | None:
-        """Return the KV cache of one token of the config's model at 2 bytes per value, while the
-        sequence is inside the window."""
+        """Return the bytes that one token takes in the model's KV cache at 2 bytes per value, while
+        the sequence is inside the window."""
         return self.kv_bytes(1)
 
 
@@ -145,7 +145,8 @@ class Lengths:
 
 def lengths_of(text: TextConfig, site: RopeSite, source: str) -> Lengths:
     """Return the lengths of one rotary embedding: its rope dict states the original one, or
-    max_position_embeddings does. `source` is the config's name in sentences."""
+    max_position_embeddings does. Raise InputError if an option of the user contradicts them.
+    `source` is the config's name in sentences."""
     params = site.params
     kind = params["rope_type"]
     factor = params.get("factor") or 1.0
@@ -210,8 +211,8 @@ def _named(text: TextConfig, kind: str, factor: float, original: int) -> Lengths
 
 
 def _stretched(text: TextConfig, params: Params, named: int | None, source: str) -> Lengths:
-    """Return the lengths of a rope dict that has a factor and states no length. `named` is the
-    original length that the user or another key states."""
+    """Return the lengths of a rope dict of type linear, or proportional with a factor. `named` is
+    the original length that the user, the dict or another key states."""
     stated = text.sizes.context
     factor = params["factor"]
     trained = text.row.original
@@ -275,8 +276,9 @@ def with_lengths(
 
 
 def notes_on_windows(text: TextConfig, context: int) -> tuple[list[str], list[str], int | None]:
-    """Return the consequences of a config's sliding windows for an extension: notes, obstacles, and
-    the tokens that the model can reach."""
+    """Return the remark on a model family and the consequences of a config's sliding windows for an
+    extension: notes, obstacles, and the tokens that the model can reach (None unless every layer
+    sees a window)."""
     row = text.row
     sizes = text.sizes
     notes = [f"[family] {row.remark}"] if row.remark else []

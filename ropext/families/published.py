@@ -22,7 +22,7 @@ class Witness:
 
     @property
     def sentence(self) -> str:
-        """Return the sentence on how others describe a published model's scaling, with date and
+        """Return the statement of others about a published model's scaling, with date and
         source."""
         easy = ", needles alone" if self.needles else ""
         return f"{self.said} ({self.date}{easy}; {self.source})"
@@ -33,27 +33,29 @@ class PlannedScaling(Protocol):
 
     @property
     def model(self) -> Model:
-        """Return the model of config.json that the published recipe is compared for."""
+        """Return the planned model, to compare its rope dict with the published recipe."""
         ...
 
     @property
     def method(self) -> str:
-        """Return the scaling method that is compared with the published recipe's."""
+        """Return the scaling method, to compare it with the published recipe's."""
         ...
 
     @property
     def context(self) -> int:
-        """Return the context that is compared with the published recipe's."""
+        """Return the context from which the factor counts, to compare it with the published
+        recipe's."""
         ...
 
     @property
     def target(self) -> int:
-        """Return the target that is compared with the published recipe's length."""
+        """Return the target, to compare it with the length of the published recipe."""
         ...
 
     @property
     def main(self) -> RopeSite:
-        """Return the rotary embedding that is compared with the published recipe's."""
+        """Return the scaled rotary embedding, to compare its frequencies with the published
+        recipe's."""
         ...
 
 

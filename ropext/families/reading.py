@@ -223,8 +223,8 @@ def _model_of(
 
 
 def _is_mrope(text: TextConfig) -> bool:
-    """Return whether images rotate by three axes: by the class of a config's model type, or by its
-    rope dict."""
+    """Return whether images rotate by three axes: by the class of a config's model type, or by one
+    of its rope dicts."""
     if text.type in table.MROPE or any(d and d.has("mrope_section") for d in rope_dicts(text)):
         return True
     about = text.facts.get(text.type)
@@ -286,7 +286,8 @@ def _computes_module(site: RopeSite, module: Numbers) -> bool:
 
 
 def _all_close(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether all RoPE frequencies equal transformers' within float32's bounds."""
+    """Return whether all numbers of a rotary embedding equal transformers' within float32's
+    bounds."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=STOCK_BOUND) for a, b in pairs)
 

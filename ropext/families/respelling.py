@@ -134,9 +134,10 @@ def _contradicting_lengths(model: Model) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class _SpellingFaults:
-    """The test which differences between a config and its new spelling mislead a loader.
+    """The faults of a config: the differences from its new spelling that mislead a loader.
 
-    Many do no harm: stock reads a config without rope_parameters, and a null for an absent key.
+    Many differences do no harm: stock reads a config without rope_parameters, and a null for an
+    absent key.
     """
 
     text: TextConfig
@@ -198,7 +199,8 @@ class _SpellingFaults:
         return Problem(edit.key, sentence)
 
     def _legacy_dict(self, edit: Edit) -> Problem | None:
-        """Return the problem of a rope_scaling that must be added or removed as a whole."""
+        """Return the problem of a rope_scaling that must be added, removed or given another type
+        key; None if there is none."""
         if edit.after is ABSENT:
             if self.text.row.legacy != "absent":
                 return None
@@ -245,8 +247,8 @@ class _SpellingFaults:
         return Problem(where, f"{where} is {edit.before} and {rule}")
 
     def _two_types(self) -> Problem | None:
-        """Return the problem of the rope dict's type key, for which each loader knows one name or
-        two."""
+        """Return the problem of the type key of rope_scaling: both of its names, which some loaders
+        refuse, or the name that transformers 4.57 does not accept; None if there is none."""
         legacy = self.text.values["rope_scaling"]
         if "type" in legacy and "rope_type" in legacy:
             sentence = (
@@ -294,8 +296,8 @@ class _SpellingFaults:
         return False
 
     def _head_dim(self, name: str) -> Problem | None:
-        """Return the problem of a head_dim of null, with which some scaled rope types fail; None if
-        there is none."""
+        """Return the problem of an absent head_dim, or of null, with which transformers 5 cannot
+        build some scaled rope types; None if there is none."""
         if not self.text.defaults.get("head_dim_may_stay_null"):
             return None
         if not any(site.params["rope_type"] in NEED_HEAD_DIM for site in self.model.sites):

@@ -197,8 +197,8 @@ def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
 
 
 def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None:
-    """Write the size of the rotation (head_dim) to config.json, if the config leaves it to a
-    class."""
+    """Write the key for the size of the rotation (head_dim, or the family's own) to config.json, if
+    the config leaves it to a class."""
     row = stated.row
     name = stated.names_of(row.dim)[0]
     if stated.stated(row.dim) is not None or row.head_multiple:

@@ -132,7 +132,8 @@ class Carrier:
 
     @property
     def place_in_words(self) -> str:
-        """Return words in a refused plan for the place that would have to carry a spectrum."""
+        """Return words for the place that would have to carry a spectrum, for the refusal of a
+        plan."""
         model = self.model
         return f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
 
@@ -159,7 +160,7 @@ class Carrier:
         )
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
-        """Return the reading of a planned site by each loader."""
+        """Return how each loader reads the rope dict of a site, planned or as it is."""
         model = self.model
         return loaders.readings(
             model.text_type,
@@ -273,8 +274,8 @@ class Carrier:
         return readings, lines
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
-        """Return the readings of the loaders that a name of --for means, for the model that is to
-        carry a plan."""
+        """Return the readings by the loaders that a name of --for means, from all readings of a
+        plan or of a model as it is."""
         model = self.model
         listed_readers = loaders.readers_for(model.text_type, model.model_type)
         meant = list[LoaderReading]()
@@ -309,8 +310,8 @@ def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
 
 
 def _older_agrees(config: dict[str, Json], model: Model) -> bool:
-    """Return whether the transformers 4 spellings of a model that carries a plan alone give the
-    numbers of stock transformers 5."""
+    """Return whether the transformers 4 spellings of an unextended config alone give the rope dicts
+    of stock transformers 5."""
     older = copy.deepcopy(config)
     text_part(older, model.path).pop("rope_parameters", None)
     try:
@@ -328,8 +329,7 @@ def _in_doubt(reading: LoaderReading, verdict: Verdict, why: str) -> LoaderReadi
 def _of_two_spellings(
     plain: Iterable[LoaderReading], modern: Iterable[LoaderReading], older_agrees: bool
 ) -> tuple[LoaderReading, ...]:
-    """Return how loaders read a model that carries a plan if the two spellings of its config
-    disagree.
+    """Return how loaders read an unextended model if the two spellings of its config disagree.
 
     A loader that ignores rope_parameters alone (`modern`) uses the older spelling. Among the
     loaders that know both spellings, only transformers was measured.

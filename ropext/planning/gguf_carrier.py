@@ -40,7 +40,8 @@ class GgufCarrier(Carrier):
 
     @property
     def place_in_words(self) -> str:
-        """Return words in a refused plan for the GGUF keys that would have to carry a spectrum."""
+        """Return words for the GGUF keys and tensors that would have to carry a spectrum, for the
+        refusal of a plan."""
         return f"keys and tensors that llama.cpp reads of a {self.architecture} GGUF"
 
     def rope_of(self, site: RopeSite) -> GgufRope | None:
@@ -56,7 +57,8 @@ class GgufCarrier(Carrier):
                 yield params
 
     def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
-        """Return whether these programs read the planned keys of a GGUF exactly as wanted."""
+        """Return whether these programs read the planned keys of a GGUF exactly as wanted. An
+        unmeasured program counts as exact if `even_so`."""
         if not names:
             return True
         readings = self.readings(site, 0)
@@ -68,7 +70,7 @@ class GgufCarrier(Carrier):
         return True
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
-        """Return the reading of the planned GGUF keys by each program."""
+        """Return how each program reads the GGUF keys of a site, planned or as it is."""
         return gguf.readings(self.architecture, self.rope_of(site), self.model.text_type)
 
     def log_of(self, plan: PlannedExtension) -> str:
@@ -93,7 +95,8 @@ class GgufCarrier(Carrier):
         return ""
 
     def unmeasured(self, name: str, site: RopeSite) -> str:
-        """Return which part of the planned GGUF keys was not measured in a program."""
+        """Return why the planned GGUF keys were not measured in the programs that a name of --for
+        means, each with its versions."""
         readings = self.of_loader(name, self.readings(site, 0))
         return "; ".join(
             f"{reading.loader} {reading.versions}: {reading.why}" for reading in readings
@@ -123,8 +126,9 @@ class GgufCarrier(Carrier):
         return loaders.file_lines(file, plan.target, plan.readings, params)
 
     def overrides(self, plan: PlannedExtension) -> tuple[OverrideLine, ...]:
-        """Return the llama-server line that runs the plan's base file as planned, without a
-        copy."""
+        """Return the llama-server line that runs the plan's base file as planned, without a copy;
+        none if llama.cpp does not read the plan exactly. The line has no command if no flags
+        express the plan."""
         if self.model.masked_lm or not loaders.reads_exactly("llama.cpp", plan.readings):
             return ()
         file = self.place_of(plan.name)
@@ -143,7 +147,7 @@ class GgufCarrier(Carrier):
         return gguf.flags(self.architecture, rope, keys)
 
     def read_unextended(self, standing: UnextendedModel) -> Programs:
-        """Return how each program reads a GGUF without a plan to extend it, and how to run it."""
+        """Return how each program reads a GGUF without an extension, and how to run it."""
         context = self.model.context
         readings = self.readings(self.model.scaled_sites[0], context)
         nothing: Params = {}  # for Ollama's environment: the file is scaled already
@@ -151,7 +155,7 @@ class GgufCarrier(Carrier):
         return readings, lines
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
-        """Return the readings of the programs that a name of --for means, for the GGUF that is to
-        carry a plan."""
+        """Return the readings by the programs that a name of --for means, from all readings of a
+        plan or of a GGUF as it is."""
         programs = [reader.loader for reader in loaders.select_file(name)]
         return [reading for reading in readings if reading.loader in programs]

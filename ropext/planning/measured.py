@@ -1,4 +1,4 @@
-"""Return the measured results of scaling without training on a model, for sentences of a plan.
+"""Write sentences of a plan about untrained scaling: its results on the measured model.
 
 scripts/make_measured.py writes measured.json from benchmarks/results.
 """

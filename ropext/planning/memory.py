@@ -102,8 +102,8 @@ class MemoryFit:
         return _free_bytes(self.memory, self.weights)
 
     def holds(self, row: CacheRow) -> bool:
-        """Return whether the length of `plan --memory` fits into memory with this type of KV
-        cache."""
+        """Return whether the length of `plan --memory` fits into memory with this type of KV cache;
+        False if that is not known."""
         taken = row.bytes_at_length
         return taken is not None and self.room is not None and taken <= self.room
 
@@ -136,8 +136,8 @@ def fit_memory(
     types: Sequence[str],
     parallel: int,
 ) -> MemoryFit:
-    """Return which lengths of a planned model fit into a memory, for each of these types of cache;
-    without `types`, for every type that its programs have."""
+    """Return which lengths of a planned or unextended model fit into a memory, for each of these
+    types of cache; without `types`, for every type that its programs have."""
     model = carrier.model
     without = sum(1 for kind in model.layer_types if not attends(kind))
     if model.masked_lm:

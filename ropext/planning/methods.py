@@ -72,7 +72,8 @@ class Attempts:
     """The attempts for one model and target."""
 
     def __init__(self, carrier: Carrier, target: int) -> None:
-        """Begin without attempts; `carrier` stores the results of each method for this target."""
+        """Begin without attempts to reach the target; `carrier` is the place that would hold a
+        result."""
         self.carrier = carrier
         self.model = carrier.model
         self.target = target
@@ -81,8 +82,8 @@ class Attempts:
         self._readings: dict[tuple[str, Attempt], tuple[LoaderReading, ...]] = {}
 
     def wish(self, site: RopeSite, attempt: Attempt) -> WantedSite:
-        """Return the RoPE frequencies that a method wants at a site; raise UsageError if the method
-        cannot run so."""
+        """Return the site with the spectrum that a method wants there, and the method's own rope
+        dict; raise UsageError if the method cannot run so."""
         # Who reads the result does not change it.
         key = (site.label, replace(attempt, for_loaders=(), even_so=False))
         if key in self._wishes:
@@ -159,7 +160,7 @@ class Attempts:
         )
 
     def able(self, recipe: Extend) -> list[str]:
-        """Return the methods whose result a config could store, at their default knobs."""
+        """Return the methods whose result the carrier can hold exactly, at their default knobs."""
         rows = [self.row(recipe, method) for method in scaling.METHODS]
         return [row.method for row in rows if row.form]
 
@@ -229,8 +230,8 @@ def needs_no_scaling(model: Model) -> bool:
 
 
 def fewest_turns(ropes: Iterable[Rope]) -> float:
-    """Return the rotations of the slowest rotating pair inside the context; 0 if none rotates.
-    Methods with a ramp need no scaling above a bound."""
+    """Return the rotations of the slowest rotating pair inside the context; 0 if none rotates. A
+    plan needs no method if they reach YaRN's beta_fast."""
     seen = list[float]()
     for rope in ropes:
         seen += filter(None, turns(rope.spectrum, rope.context))
@@ -284,8 +285,8 @@ def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None
 
 
 def _why_not(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> str:
-    """Return the refusal of a plan whose method no place carries: the part that fails, and what
-    could be carried instead."""
+    """Return the sentence that refuses a method: the part of the request that nothing carries, and
+    the options that could be carried instead."""
     carrier = attempts.carrier
     method = attempt.method
     names = recipe.for_loaders
@@ -350,8 +351,8 @@ def _not_measured(carrier: Carrier, names: Sequence[str], trusted: RopeSite) -> 
 
 
 def loaders_by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the `extend` options that come nearest to the plan, each with the loaders that need
-    them."""
+    """Return the loaders by the `extend` options whose result each reads exactly; under "" the
+    loaders that have none."""
     grouped = dict[str, list[str]]()
     for loader, options in nearest.items():
         grouped.setdefault(options, []).append(loader)
@@ -385,8 +386,8 @@ def _loaders_with_verb(names: Sequence[str], verb: str) -> str:
 
 
 def _from_original(attempts: Attempts, method: str, recipe: Extend) -> str:
-    """Return the methods that can extend a scaled model from its original context, as a clause of a
-    refusal; "" if there are none."""
+    """Return the options, methods included, that can extend a scaled model from its original
+    context, as a clause of a refusal; "" if there are none."""
     model = attempts.model
     target = attempts.target
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
@@ -512,9 +513,9 @@ def rows_of(attempts: Attempts, recipe: Extend, chosen: str) -> tuple[MethodRow,
 
 
 def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation:
-    """Return the method to recommend in a plan: of the first case that applies and can be written.
-    If a scaled model has none, it starts from the original spectrum. The chosen method has the
-    request's knobs."""
+    """Return the method to recommend in a plan: of the first case whose method can be written. If a
+    scaled model has none, recommend the first method that can be written from its original
+    spectrum. The chosen method has the request's knobs."""
     model = attempts.model
     target = attempts.target
     if model.obstacles:
@@ -551,12 +552,13 @@ def _why_no_scaling(model: Model) -> str:
 
 
 def _for_clause(recipe: Extend) -> str:
-    """Return the loaders of --for as a clause of a recommendation."""
+    """Return the loaders of --for as a clause of a recommendation; "" without --for."""
     return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
 
 
 def _cases_for_model(carrier: Carrier, recipe: Extend) -> list[_Case]:
-    """Return every case of a model or request that recommends a method, the most specific first."""
+    """Return every case that applies to a model and a request, each with the method that it
+    recommends, the most specific first."""
     model = carrier.model
     three_axes = carrier.three_axes
     pairs = model.scaled_sites[0].rope.dim // 2
@@ -590,8 +592,8 @@ def _cases_for_model(carrier: Carrier, recipe: Extend) -> list[_Case]:
 def _first_writable_case(
     attempts: Attempts, recipe: Extend, cases: Sequence[_Case], chosen: str = ""
 ) -> tuple[str, str] | None:
-    """Return method and reason of the first recommended case that can be written; None if there is
-    none."""
+    """Return method and reason of the first case whose recommended method can be written; None if
+    there is none."""
     passed: dict[str, list[str]] = {}
     for case in cases:
         row = attempts.row(recipe, case.method, chosen)

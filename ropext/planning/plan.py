@@ -267,7 +267,8 @@ class ExtensionPlan:
 
 
 def why_unfolded(carrier: Carrier) -> str:
-    """Return why the plan cannot offer Self-Extend for a model; "" if it can."""
+    """Return the reason why Self-Extend cannot extend a model, for a plan or its refusal; "" if it
+    can."""
     model = carrier.model
     if not carrier.in_transformers:
         return "no class in transformers"
@@ -334,7 +335,7 @@ class Plan(ExtensionPlan):
     @property
     def untrained_factor(self) -> float:
         """Return the plan's target divided by the trained context; 1 with --finetune, --like or
-        --length-only, or if the authors publish it."""
+        --length-only, or if the model's authors publish this factor."""
         recipe = self.recipe
         if recipe.finetune or recipe.like or recipe.length_only:
             return 1.0
@@ -346,8 +347,9 @@ class Plan(ExtensionPlan):
 
     @property
     def measured(self) -> str:
-        """Return the sentence of the plan about its method's measured results; "" if none
-        applies."""
+        """Return the sentence of the plan on its method's measured results, for an untrained factor
+        above 1 and below 4; "" for any other factor, if scaling cannot help, or if the user's own
+        documents were measured."""
         if not 1 < self.untrained_factor < FAR_UNTRAINED or self.obstacles or self.is_measured:
             return ""
         return twofold(self.name, self.model, self.method)
@@ -373,8 +375,9 @@ class Plan(ExtensionPlan):
         return "train (--finetune DATA)"
 
     def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
-        """Return the facts that `ropext plan` prints: the lengths, the advice, the results measured
-        elsewhere and the other ways to extend."""
+        """Return the facts that `ropext plan` prints: factor, rope type, attention factor,
+        recommendation, measured results, other ways to extend, and Self-Extend. If `briefly`, leave
+        out the rope type, the attention factor and Self-Extend."""
         facts = list[tuple[str, str]]()
         now = self.model.scaled_sites[0].rope
         if now.original_context != now.context:  # from which of them a factor counts
@@ -450,8 +453,9 @@ class Plan(ExtensionPlan):
     @property
     def refusal(self) -> RopextError | None:
         """Return the error that refuses the plan if scaling cannot help or the factor is too large,
-        unless the request has --even-so; None otherwise. --length-only also allows a model that
-        scaling cannot help."""
+        unless the request has --even-so; --length-only also allows a model that scaling cannot
+        help. Return an error, too, if ropext extended the model already and its record states no
+        training since; else None."""
         if self.obstacles and not (self.recipe.even_so or self.recipe.length_only):
             return UnsupportedModel(
                 f"{self.name}: scaling cannot help this model: {'; '.join(self.obstacles)}; "
@@ -469,7 +473,8 @@ class Plan(ExtensionPlan):
 
     @property
     def consent(self) -> str:
-        """Return the flag with which `extend` writes a refused plan: --even-so or --again."""
+        """Return the flag with which `extend` writes a refused plan: --again if its only reason is
+        an earlier extension, else --even-so."""
         is_refused = self.obstacles or too_far(self.recipe, self.context, self.target)
         return "--even-so" if is_refused or not self.in_one_step else "--again"
 
@@ -508,7 +513,8 @@ class Plan(ExtensionPlan):
         return nearest
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as the JSON document of `ropext plan --json`."""
+        """Return the plan as the JSON document of `ropext plan --json`, with each method, loader
+        and serving line."""
         return {
             "model": self.name,
             "model_type": self.model.model_type,

@@ -147,7 +147,8 @@ def unknown_keys_of_longrope(plan: Plan) -> str:
 
 
 def _unknown_keys(plan: Plan, keys: str) -> str:
-    """Return the warning of a plan about keys that transformers does not recognise."""
+    """Return the warning of a plan about keys that transformers does not recognise; "" for a
+    GGUF."""
     if not plan.carrier.in_transformers:
         return ""
     return (
@@ -184,7 +185,8 @@ def ramp_of_mrope(plan: Plan) -> str:
 
 
 def images_of_mrope(plan: Plan) -> str:
-    """Warn that the planned factor counts positions, of which an image takes fewer than tokens."""
+    """Warn that the planned factor counts positions, and that an image takes fewer positions than
+    tokens."""
     if plan.target <= plan.context:
         return ""
     return (
@@ -236,8 +238,8 @@ def disputed(plan: Plan) -> str:
 
 
 def composed(plan: Plan) -> str:
-    """Warn of a plan that two scalings together are a longrope. A temperature alone, or an unscaled
-    embedding, composes nothing."""
+    """Warn that a plan writes two scalings together as a longrope that some engines misread. A
+    temperature alone, or an unscaled embedding, composes nothing."""
     if plan.recipe.from_original or plan.recipe.length_only:
         return ""
     if plan.main.rope.is_geometric:

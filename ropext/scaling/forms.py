@@ -461,7 +461,7 @@ def yarn_theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int)
 
 def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
     """Return a longrope dict for any pair and attention factors; short = long unless two sets are
-    wanted."""
+    wanted. Return None for an original context of 1 token."""
     if rope.original_context < 2:  # stock divides by its logarithm
         return None
     short = list(factors)

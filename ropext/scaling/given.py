@@ -60,8 +60,8 @@ def innermost(function: Function) -> Function:
 
 
 def _digest(function: Function) -> str:
-    """Return eight hex digits of the SHA-256 of a user's scaling function's behaviour, for its
-    name."""
+    """Return eight hex digits of the SHA-256 of the facts that decide the behaviour of a user's
+    scaling function."""
     return sha256(_text(function, ()).encode()).hexdigest()[:8]
 
 

@@ -191,11 +191,13 @@ class Edit:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Return the keys that lead to the edited value of a config, from the outermost on."""
+        """Return the keys that lead to the edited value, from the outermost on, in a config or the
+        metadata of a GGUF."""
         return tuple(self.key.split("."))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the edit of a config as a dict, with the name of its file left out.
+        """Return the edit of a config, a tokenizer or a GGUF as a dict, with the name of its file
+        left out.
 
         `before` is left out if the key is new, and `after` if the key is removed.
         """
@@ -208,7 +210,7 @@ class Edit:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "Edit":
-        """Return the edit of a config that a plan or a record lists."""
+        """Return the edit of a config, a tokenizer or a GGUF that a plan or a record lists."""
         before = entry.get("before", ABSENT)
         after = entry.get("after", ABSENT)
         return cls(str(entry["key"]), before, after, entry.get("file", CONFIG))
@@ -252,8 +254,8 @@ class Explanation:
 
 
 def explain(rope: Rope, wanted: Spectrum, target: int) -> Explanation:
-    """Return how many rotary pairs a wanted spectrum pushes beyond their trained phase, and the
-    mean compression."""
+    """Return how many rotary pairs a wanted spectrum pushes beyond their trained phase, how far at
+    most, and the mean compression."""
     # 1e-3: (T-1)/(L-1) against T/L makes a fully interpolated pair look extrapolated by 1/L.
     ratios = [r for r in phase_ratio(rope, wanted, target) if r > 1 + 1e-3 + 1 / rope.context]
     turning = zip(compression(rope.spectrum, wanted), rope.spectrum.inv_freq, strict=True)

@@ -75,10 +75,10 @@ def grow_copy(rows: "Rows", target: int) -> "Rows":
 
 
 def ntk_slopes(heads: int, factor: float) -> list[float]:
-    """Return ALiBi's multiplier s^(-(h-1)/(H-1)) for head h of H: near tokens keep their penalty,
-    the farthest reach grows by s.
+    """Return NTK-ALiBi's multiplier s^(-(h-1)/(H-1)) of the slope of head h of H: near tokens keep
+    their penalty, the farthest reach grows by s.
 
-    This is NTK-ALiBi (github.com/keezen/ntk_alibi, which counts the heads in their given order).
+    Its source is github.com/keezen/ntk_alibi, which counts the heads in their given order.
     """
     return [factor ** (-head / max(heads - 1, 1)) for head in range(heads)]
 
@@ -219,8 +219,8 @@ def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:
 
 
 def alike(positions: Positions) -> str:
-    """Return in words the distance from which on a relative position scheme sees all tokens as
-    equally far."""
+    """Return in words the distance from which on a model with relative positions cannot tell
+    distances apart."""
     if positions.kind != "buckets":
         return f"{starts(positions)[-1]:,}"
     both = starts(positions)[-1]

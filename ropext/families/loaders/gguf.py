@@ -220,7 +220,8 @@ def farthest(one: Spectrum, other: Spectrum) -> float:
 
 
 def _relative_difference(a: float, b: float) -> float:
-    """Return the relative difference of a RoPE frequency from another."""
+    """Return the relative difference of a number of a spectrum from another's; infinity if only the
+    other is 0."""
     if b:
         return abs(a / b - 1)
     if a == b:
@@ -391,7 +392,7 @@ def environment(params: Params, target: int) -> str:
 
 def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
     """Return how llama.cpp, and the programs that were read, handle a GGUF with these keys, by the
-    loader table."""
+    table of GGUF readers."""
     kind = _kind_of_gguf(rope)
     if rope is not None and rope.attn_factor != 1:
         kind += "-attn"

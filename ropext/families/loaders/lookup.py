@@ -25,8 +25,8 @@ _WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measu
 
 
 def attention(params: Params) -> float:
-    """Return the attention factor that transformers reads from a rope dict, for the loader table; 0
-    if it depends on a length."""
+    """Return the attention factor that transformers reads from a rope dict; 0 if it depends on a
+    length."""
     if params.get("attention_factor") is not None:
         return float(params["attention_factor"])
     if params.get("factor") is None:
@@ -155,7 +155,7 @@ def _longrope_kinds(params: Params) -> list[str]:
 
 
 def _has_standing_pairs(params: Params) -> bool:
-    """Return whether a longrope's factors in a config's rope dict stop a pair."""
+    """Return whether a factor of a longrope dict is infinite, which stops its rotary pair."""
     for key in ("short_factor", "long_factor"):
         for factor in params.get(key) or ():
             if untagged_float(factor) == math.inf:
@@ -205,8 +205,8 @@ def described(kind: str) -> str:
 
 
 def readers_for(family: str, model_type: str | None = None) -> tuple[LoaderVersions, ...]:
-    """Return the loaders that are listed for a model family: all, except version ranges with only
-    single facts about other families."""
+    """Return the loaders, each in a range of versions, that the table lists for a model family:
+    all, except ranges with only single facts about other families."""
     listed = list[LoaderVersions]()
     for reader in readers():
         if not reader.narrow or reader.known(family, model_type) in reader.families:
@@ -324,8 +324,8 @@ def names_for() -> list[str]:
 
 
 def select(name: str) -> tuple[LoaderVersions, ...]:
-    """Return the loaders that a name of --for means: NAME is the newest range, NAME==VERSION the
-    ranges with that version."""
+    """Return the version ranges of a loader that a name of --for means: NAME is the newest range,
+    NAME==VERSION the ranges with that version."""
     loader = loader_of(name)
     aliases = loader_table()["aliases"]
     file_readers = loader_table()["file_readers"]
@@ -396,7 +396,7 @@ def exact_in(
     *,
     model_type: str | None = None,
 ) -> bool:
-    """Return whether every named loader reads the rope dict as transformers 5 does.
+    """Return whether every named loader reads the rope dict as stock transformers 5 does.
 
     "Not measured" counts as no unless `even_so`; a measured difference always counts as no.
     """

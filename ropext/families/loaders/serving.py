@@ -223,8 +223,8 @@ def file_lines(
 def _note_on_needed_option(
     template: ServeData, reading: LoaderReading, params: Params, context: int, target: int
 ) -> str:
-    """Return a note on the option that vLLM or another loader needs if it would take another length
-    for itself; else ""."""
+    """Return a note on the option that a loader (vLLM) needs if it would take another length for
+    itself; else ""."""
     announced = 0
     match template.get("announces", {}).get(kinds_of(params)[0]):
         case "target times factor":

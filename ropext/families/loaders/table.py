@@ -165,8 +165,8 @@ class LoaderVersions:
     narrow: bool = False  # only single facts are known of it: it is listed for their families
 
     def known(self, family: str, model_type: str | None) -> str:
-        """Return the name under which a loader ran a model type, if it did: a composite's with its
-        text part's, or either alone."""
+        """Return the name under which a loader was run with a model type, if it was: the
+        composite's with its text part's, or either alone."""
         whole = f"{model_type}/{family}"
         if whole in self.families or whole in self.failed:
             return whole
