@@ -71,7 +71,7 @@ def answer_of(port: Port, question: Question) -> Answer:
 
 
 def _reply_score(question: Question, reply: Reply) -> float:
-    """Return the share of the references in a server's reply."""
+    """Return the share of the references that a server's reply names."""
     return match(reply.said, question.asked.references, question.asked.part)
 
 
@@ -103,24 +103,24 @@ ByLength = Mapping[int, Sequence[Answer]]
 
 @dataclass(frozen=True)
 class TruncatedLengths:
-    """The lengths that the server cut, and the lengths for which that is not known."""
+    """The lengths whose prompts the server truncated, and those for which that is not known."""
 
-    reasons: Mapping[int, str]  # by length: how it is known that the server cut the prompts
+    reasons: Mapping[int, str]  # by length: how it is known that the server truncated it
     unknown: Sequence[int]  # lengths at which something was missed and no usage shows a whole read
 
 
 def truncated_by_usage(
     answers: ByLength, counting: Counting, limit: int | None
 ) -> TruncatedLengths:
-    """Compare the count of each prompt with the number of tokens that the server read, the shortest
-    length first.
+    """Return the lengths whose prompts the server truncated, by the count of each prompt and the
+    number of tokens that the server read, the shortest length first.
 
-    If the server cut one prompt of a length, all its prompts count as cut: to leave out only the
-    missed questions would select by outcome.
+    If the server truncated one prompt of a length, all its prompts count as truncated: to leave out
+    only the missed questions would select by outcome.
     """
     reasons = dict[int, str]()
     unknown = list[int]()
-    error: float | None = None  # error of the usage, at the nearest shorter length that was not cut
+    error: float | None = None  # error of the usage, at the nearest shorter whole length
     for length in sorted(answers):
         group = [answer for answer in answers[length] if answer.outcome != REFUSED]
         cut = [

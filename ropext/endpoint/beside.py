@@ -119,8 +119,8 @@ def _kept_pairs(rows: Json) -> list[Pairs]:
 
 
 def candidates_gap(left: Pairs, right: Pairs) -> float:
-    """Return the mean difference of two servers' best candidates after one prompt, in nats; 0 if
-    one has none.
+    """Return the mean difference between the best candidates of two answers to one prompt, in nats;
+    0 if one has none. The answers are of two servers, or of one.
 
     If both lists have ids, candidates are matched by id. A candidate that the other list lacks
     counts with its excess over the lowest value of that list, at least 0. Without ids, candidates
@@ -136,7 +136,7 @@ def candidates_gap(left: Pairs, right: Pairs) -> float:
 
 
 def _nats_apart(token: int | None, first: Candidates, second: Candidates) -> float:
-    """Return how far two servers are apart about one candidate token, in nats."""
+    """Return how far two answers of servers are apart about one candidate token, in nats."""
     if token not in first:
         return max(second[token] - min(first.values()), 0.0)
     if token not in second:

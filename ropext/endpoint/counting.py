@@ -71,7 +71,7 @@ def _count_by_messages(port: Port) -> Count:
     """Return the count of a prompt by /tokenize of a server of vLLM or SGLang."""
 
     def count(text: str) -> int:
-        """Return the tokens of a prompt, as the server counts them."""
+        """Return how many tokens a prompt has, as the server counts them."""
         request = port.named(text)
         if port.api == "chat":
             request["add_generation_prompt"] = True
@@ -93,7 +93,7 @@ def _count_by_template(port: Port) -> Count:
     """Return the count of a prompt by llama-server, which takes two requests."""
 
     def count(text: str) -> int:
-        """Return the tokens of a prompt, in the server's chat template."""
+        """Return how many tokens a prompt has in the server's chat template."""
         content = text
         if port.api == "chat":
             applied = port.server.ask("/apply-template", port.named(text)) or {}
@@ -148,7 +148,7 @@ def _count_by_tokenizer(port: Port, place: str) -> Counting:
     added = max((reply.tokens or 0) - encoded(probe), 0)
 
     def count(text: str) -> int:
-        """Return the tokens of a prompt, in the server's template."""
+        """Return how many tokens a prompt has in the server's template."""
         return encoded(text) + added
 
     return Counting(f"the tokenizer of {Path(place).name}", False, lambda kind: count)

@@ -119,7 +119,7 @@ class PortRun:
         return rundir.variant_store(self.folder, f"{label}-{digest(self.plan.decides)[:16]}")
 
     def stop_if_asked(self, done: int) -> None:
-        """Raise if the user pressed Ctrl-C; the server answered `done` requests."""
+        """Raise if the user pressed Ctrl-C; `done` is 0 if no answer of the server is kept."""
         if not self.hooks.stop():
             return
         if self.output is None or not done:
@@ -260,7 +260,7 @@ def _refuse_another_model(run: PortRun, rows: Mapping[str, PortRow]) -> None:
 
 
 def _say_dates_of_answers(run: PortRun, rows: Mapping[str, PortRow]) -> None:
-    """Print the dates of a server's answers that are used again."""
+    """Say the dates of a server's kept answers, which are used again."""
     dates = set[str]()
     for row in rows.values():
         dates |= {one.kept_answer().date for one in row.asked if one.is_answered}
@@ -321,7 +321,8 @@ def _ask_questions(run: PortRun, rows: Mapping[str, PortRow]) -> int:
     refused = list[AskedQuestion]()
 
     def ask(one: AskedQuestion, is_alone: bool) -> int:
-        """Ask the server one question, and keep its answer unless it is refused."""
+        """Ask the server one question, and keep its answer; if the server refuses it while others
+        run, keep it for later."""
         answer = one.ask()
         if answer.outcome == REFUSED and not is_alone:
             refused.append(one)

@@ -161,7 +161,7 @@ def _questions_of_haystack(
     room = room_of(worded)
 
     def needed(asked: TextQuestion) -> int:
-        """Return the tokens of a question's prompt on the server, and of the room for its
+        """Return how many tokens of the server a question needs: its prompt, and the room for its
         answer."""
         return count(prompt_for(asked, wish.api)) + room
 
@@ -226,8 +226,8 @@ def cut(question: Question, count: Count, window: int, api: str) -> Question:
 
 
 def _end_of_text(text: str, length: int) -> str:
-    """Return the end of a prompt's text that a server's window holds, from the beginning of a word
-    on."""
+    """Return the last characters of a question's text, at most `length`, from the beginning of a
+    word on."""
     if length <= 0:
         return ""
     start = len(text) - length

@@ -65,8 +65,8 @@ def text_tokenizer(place: Path) -> FileTokenizer:
 
 
 def tokenizer_at(place: str) -> Counted:
-    """Return a function that counts a prompt's tokens by --tokenizer, a directory or a GGUF file,
-    because the server does not."""
+    """Return a function that counts the tokens of a prompt for a server by --tokenizer: a
+    directory, a tokenizer.json or a GGUF file."""
     path = Path(place)
     file = path
     if path.is_dir():
@@ -80,7 +80,8 @@ def tokenizer_at(place: str) -> Counted:
 
 
 def _file_tokenizer(file: Path) -> Any:
-    """Return the tokenizer in the file that --tokenizer names for counting a server's prompts."""
+    """Return the tokenizer in a tokenizer.json or a GGUF file, to encode texts for a
+    server."""
     try:
         import tokenizers
     except ImportError:
@@ -97,7 +98,7 @@ def _file_tokenizer(file: Path) -> Any:
 
 
 def _gguf_tokenizer(file: Path) -> Any:
-    """Return a tokenizer of the vocabulary and merges of a GGUF, which counts a server's
+    """Return a tokenizer from the vocabulary and merges of a GGUF file, to count a server's
     prompts."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 

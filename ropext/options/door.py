@@ -39,32 +39,32 @@ class Argument:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether an argument of a public function that is no option is a text."""
+    """Return whether the value of a public function's argument is a text."""
     return isinstance(value, str)
 
 
 def _is_path(value: object) -> bool:
-    """Return whether an argument of a public function that is no option is a path."""
+    """Return whether the value of a public function's argument is a path."""
     return isinstance(value, str | PathLike)
 
 
 def _is_flag(value: object) -> bool:
-    """Return whether an argument of a public function that is no option is True or False."""
+    """Return whether the value of a public function's argument is True or False."""
     return isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
-    """Return whether an argument of a public function that is no option is a number."""
+    """Return whether the value of a public function's argument is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _are_texts(value: object) -> bool:
-    """Return whether an argument of a public function that is no option is a list of texts."""
+    """Return whether the value of a public function's argument is a list of texts."""
     return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 def _are_paths(value: object) -> bool:
-    """Return whether an argument of a public function that is no option is a list of paths."""
+    """Return whether the value of a public function's argument is a list of paths."""
     return isinstance(value, list | tuple) and all(map(_is_path, value))
 
 

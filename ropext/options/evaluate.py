@@ -337,7 +337,7 @@ class Evaluate(SelfExtend, Measuring):
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
-        """Refuse --chat without tasks in words, and --chat-args without --chat."""
+        """Refuse --chat without tasks or with one in token ids, and --chat-args without --chat."""
         if self.template_args and not self.chat:
             raise UsageError("--chat-args are for the chat template that --chat asks tasks through")
         if not self.chat:
@@ -352,7 +352,8 @@ class Evaluate(SelfExtend, Measuring):
 
     @model_validator(mode="after")
     def _check_measurements(self) -> Self:
-        """Refuse options of `eval` that measure nothing, and --lengths or --depths out of range."""
+        """Refuse options of `eval` that measure nothing, --lengths or --depths out of range, a
+        depth named twice, and files in --lm-eval."""
         if self.lengths and self.lengths[-1] > LONGEST_TARGET:
             raise UsageError(
                 f"--lengths go up to {LONGEST_TARGET} tokens, was {str(self.lengths[-1])[:40]}"
@@ -382,7 +383,8 @@ class Evaluate(SelfExtend, Measuring):
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
-        """Refuse options of `eval` that do not say how far --method extends, or that contradict."""
+        """Refuse an unknown --method, and options of `eval` that do not say how far it extends,
+        belong to another method, or contradict each other."""
         for method in self.method:
             scaling.check_known(method)
         if self.factor and self.target:

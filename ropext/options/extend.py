@@ -157,7 +157,8 @@ class _Extension(Reach):
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
-        """Refuse an unknown --method, and options that contradict it or --length-only."""
+        """Refuse an unknown --method, --attention-factor with --temperature, and options that
+        change the spectrum with --length-only."""
         if self.length_only:
             refused = "--length-only changes no spectrum;"
             for name in ("method", "attention_factor", "temperature", "like", *KNOBS):
@@ -395,8 +396,8 @@ class Choosing(Options):
 
 
 def is_run(options: Mapping[str, Any], *later: object) -> bool:
-    """Return whether the options of `extend` make a recipe: they name later steps, or `--method
-    auto`."""
+    """Return whether the options of `extend` make a recipe: they name later steps, `--method auto`,
+    or an option of it."""
     is_choice = options.get("method") == AUTO
     has_choosing = any(name in options for name in Choosing.model_fields)
     return is_choice or has_choosing or any(later)

@@ -389,7 +389,7 @@ class Options(BaseModel):
     if not TYPE_CHECKING:
 
         def __init__(self, **values: object) -> None:
-            """Check the given options; raise one sentence that names the flag of the first
+            """Check the given options; raise UsageError with one sentence about the first
             mistake."""
             given = dict[str, object]()
             for name, value in values.items():
@@ -503,8 +503,8 @@ TABLES = (JSON, ".csv", ".tsv")
 
 
 def option_role(info: FieldInfo) -> Role | None:
-    """Return the role of an option's value, or None if it has none. The mark may be inside of `X |
-    None`, and inside of a list."""
+    """Return the role of an option's value, or None if it has none. Its type may hold the role
+    inside of `X | None`, and inside of a list."""
     marks = [*info.metadata]
     types: list[Any] = [info.annotation]
     for declared in types:  # grows

@@ -95,8 +95,8 @@ class ExtendSection(Writing, Choosing, Extension):
 
     @model_validator(mode="after")
     def _check_auto(self) -> Self:
-        """Refuse options in a recipe's section extend that go with `method: auto` only, or not with
-        it."""
+        """Refuse the options of `method: auto` in a recipe without it; with it, refuse a missing
+        `data` and options that it cannot take."""
         given = [name for name in Choosing.model_fields if getattr(self, name) is not None]
         knobs = [name for name in KNOBS if getattr(self, name) is not None]
         if self.method != AUTO:
@@ -291,8 +291,8 @@ SECTIONS: dict[str, type[Options]] = {
 
 
 def recipe_keys(section: str) -> dict[str, str]:
-    """Return the options of a recipe's section, or of its top level if `section` is empty, by their
-    keys."""
+    """Return the keys of a recipe's section, or of its top level if `section` is empty, each with
+    the name of its option."""
     kind = SECTIONS.get(section, Options) if section else Recipe
     return {info.alias or name: name for name, info in kind.model_fields.items()}
 
@@ -317,8 +317,8 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a recipe, for editors."""
 
     def plain(node: Any) -> Any:
-        """Return a part of the recipe's schema without the marks that only a command's help
-        needs."""
+        """Return a part of the recipe's schema with JSON Schema's names of bounds, without
+        defaults of None and the marks that only a command's help needs."""
         if isinstance(node, list):
             return [plain(item) for item in node]
         if not isinstance(node, dict):
@@ -515,7 +515,7 @@ def _placed_value(loc: Loc, entry: Entry) -> Any:
 
 
 def _recipe_place(loc: Loc, entry: Entry, value: str) -> str:
-    """Return a place that a recipe names as seen from here."""
+    """Return a place that a recipe names, as seen from here."""
     if not value.strip():
         dotted = ".".join(loc)
         raise InputError(f"{entry.where}: {dotted} is empty; name a place, or leave the key out")

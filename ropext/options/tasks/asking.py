@@ -116,7 +116,8 @@ class TaskWording:
         share a common prefix."""
 
         def count(question: TextQuestion) -> int:
-            """Return the tokens of a retrieval question's prompt and of the room for its answer."""
+            """Return how many tokens a retrieval question needs: its prompt, and the room for its
+            answer."""
             prompt = encoder.encode(encoder.render(question.prompt, question.opening))
             return len(prompt) + self._answer_room(encoder, question)
 
@@ -148,7 +149,8 @@ class TaskWording:
         self, count: Callable[[TextQuestion], int], wanted: ItemRequest, hay: Sequence[str] = ()
     ) -> Sequence[TextQuestion]:
         """Draw a retrieval task's questions over the longest context that fits into a length.
-        `count` returns the tokens of a question's prompt and of the room for its answer."""
+        `count` returns how many tokens a question needs: its prompt, and the room for its
+        answer."""
 
         def draw(units: int, index: int) -> Sequence[TextQuestion]:
             """Draw the task's questions over so many units of context."""
@@ -249,7 +251,7 @@ def sentences() -> tuple[str, ...]:
 
 
 def split_sentences(text: str) -> tuple[str, ...]:
-    """Split a text around needles into its sentences."""
+    """Return the sentences of a text, which are to surround needles."""
     return tuple(filter(None, SENTENCE_END.split(text)))
 
 
@@ -269,8 +271,8 @@ def cycled_sentences(source: Sequence[str], count: int, rng: random.Random) -> l
 def with_needle_sentences(
     filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]
 ) -> list[str]:
-    """Return the sentences of a haystack with every needle at its depth: 0 before all, 1 behind
-    them."""
+    """Return the sentences of the filler with every needle at its depth: 0 before all filler, 1
+    behind it."""
     text = list(filler)
     pairs = list(zip(depths, needles, strict=True))
     # Deepest first: an insertion then moves none of the places that are still to be filled.

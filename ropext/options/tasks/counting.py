@@ -32,8 +32,8 @@ LEAST_CODED = 73  # from here on the counts of the third and the fourth word dif
 
 @functools.cache
 def list_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the words for the lists of the task `cwe`: all words of the bundled book, and for the
-    longest lists nouns put together."""
+    """Return the words for the lists of the task `cwe`: the words of the bundled book with three
+    letters or more, and for the longest lists nouns put together."""
     book = set(re.findall(r"[a-z]{3,}", " ".join(sentences()).lower()))
     pairs = list[str]()
     for shift in range(len(NOUNS)):

@@ -98,7 +98,8 @@ class Item:
 
     @property
     def size(self) -> int:
-        """Return the tokens of a retrieval item: its prompt, and the room for its answer."""
+        """Return how many tokens a retrieval item needs: its prompt, and the room for its
+        answer."""
         return len(self.prompt) + max(len(self.answer), self.room)
 
     @property
@@ -194,7 +195,7 @@ class Task:
         return self.maker(encoder, haystack, ItemRequest(length, tuple(depths), index, seed))
 
     def _depth_error(self, given: str) -> UsageError:
-        """Return the error for a depth of needles (--depths) outside of 0 to 1."""
+        """Return the error for --depths without a depth, or with one outside of 0 to 1."""
         return UsageError(
             f"the task {self.name} places needles at depths between 0 (start) and 1 (end);"
             f" found {given} (--depths)"
@@ -241,7 +242,8 @@ class Template:
 
 
 def common_prefix(left: Tokens, right: Tokens) -> int:
-    """Return how many leading tokens two prompts of retrieval questions, or two answers, share."""
+    """Return how many tokens two prompts or answers of retrieval items share at their
+    beginning."""
     for position, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return position
@@ -256,8 +258,8 @@ def derived_rng(*origin: object) -> random.Random:
 
 
 def holds_tokens(hay: Sequence[int], needle: Sequence[int]) -> bool:
-    """Return whether the haystack of a retrieval item contains the tokens of a needle, one after
-    the other."""
+    """Return whether the tokens of a needle occur, one after the other, in those of a haystack or
+    of another text of a retrieval item."""
     wanted = list(needle)
     size = len(wanted)
     for start in range(len(hay) - size + 1):
@@ -319,7 +321,7 @@ ATTEMPTS = 200
 
 
 def ambiguous_haystack_error(task: str) -> UsageError:
-    """Return the error for a retrieval task whose haystack held the answer by chance in each of
+    """Return the error for a retrieval task whose haystack held the needle by chance in each of
     ATTEMPTS draws."""
     return UsageError(
         f"the task {task} drew {ATTEMPTS} needles, and its haystack holds each of them already;"
@@ -388,8 +390,8 @@ def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Haysta
 
 
 def noise(encoder: Encoder) -> Haystack:
-    """Return a haystack for a retrieval item of tokens of common nouns: ids that every tokenizer
-    has."""
+    """Return a haystack for a retrieval item: tokens of common nouns, drawn one by one. Every
+    tokenizer has such tokens."""
     pool = set[int]()
     for noun in NOUNS:
         pool.update(encoder.encode(" " + noun))
@@ -397,7 +399,7 @@ def noise(encoder: Encoder) -> Haystack:
 
 
 def drawn_from(pool: Sequence[int]) -> Haystack:
-    """Return a haystack for a retrieval item, whose tokens are drawn one by one from a pool."""
+    """Return a haystack for a retrieval item: tokens that are drawn one by one from a pool."""
     return lambda count, rng: rng.choices(pool, k=count)
 
 

@@ -57,7 +57,7 @@ class Needles:
 
     @property
     def _in_one_question(self) -> bool:
-        """Return whether one question asks for all needles, which then have no depth."""
+        """Return whether one question asks for several needles, which then have no depth."""
         return self.values * self.asked > 1
 
     @property
@@ -84,7 +84,7 @@ class Needles:
     def _question_of_several_keys(
         self, text: str, keys: list[str], values: dict[str, list[str]]
     ) -> TextQuestion:
-        """Return the question about all values of several keys in a haystack."""
+        """Return the question about all values of one or several keys in a haystack."""
         named = keys[0]
         if len(keys) > 1:
             named = f"{', '.join(keys[:-1])} and {keys[-1]}"
@@ -113,8 +113,8 @@ class Needles:
         return f"{separator.join(with_needle_sentences(filler, needles, places))}\n\n"
 
     def _needle_keys(self, request: TextRequest) -> list[str]:
-        """Draw different keys for needles: the keys of the questions, and among other needles one
-        for each unit."""
+        """Draw different keys: those of the needles that questions are about, and for a haystack of
+        needles one more for each of its lines."""
         count = self.keys
         if self.around == "needles":
             count += request.units
@@ -135,7 +135,7 @@ class Needles:
         return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))
 
     def _haystack_sentences(self, request: TextRequest, others: list[str]) -> list[str]:
-        """Return the haystack of needles: noise, the other statements, or the book from a random
+        """Return what surrounds the needles: noise, the other statements, or the book from a random
         sentence on."""
         if self.around == "noise":
             return [NOISE] * request.units

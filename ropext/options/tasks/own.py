@@ -244,7 +244,8 @@ def _question_of_row(where: str, row: Mapping[str, Any], length: int | None) -> 
 
 
 def _text_of_row(where: str, field: str, value: object) -> str:
-    """Return a text in a row of own questions; raise if it is empty or no text."""
+    """Return a text in a row of own questions; raise if it is empty, no text, or has half of a
+    surrogate pair."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(
             f"{where}: {field!r} holds {_short_value(value)}; expected a text, not empty"

@@ -55,8 +55,8 @@ class PassageQuestions:
     known: tuple[KnownAnswer, ...] = ()
 
     def __call__(self, request: TextRequest) -> list[TextQuestion]:
-        """Write one text of passages, and ask a question of the task `qa_1` or `qa_2` for each
-        depth."""
+        """Write one text of passages, and ask a question about it for each depth (tasks `qa_1`,
+        `qa_2`, `passages`)."""
         rng = request.rng
         drawn = self._drawn_questions(rng)
         invented = [invent_question(self.hops, rng) for _ in request.depths]
@@ -90,7 +90,7 @@ class PassageQuestions:
         return asked
 
     def _drawn_questions(self, rng: random.Random) -> list[KnownAnswer]:
-        """Draw questions from the user's file of passages (--passages), one for each passage.
+        """Draw from the user's questions (--passages), one of those over the same passages.
 
         A passage planted for two questions would have two depths.
         """
