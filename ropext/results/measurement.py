@@ -208,7 +208,7 @@ class Measurement:
         values = dict[str, Value]()
         (reference,) = other.models
         if label in self.readings and other.readings:
-            named = other.only(reference, f"{label} (reference)")
+            named = other.only(reference, f"{reference} (reference)")
             both = join_measurements([self.only(label), named])
             first, second = both.readings.values()
             values = text_differences(both.frame, first, second)

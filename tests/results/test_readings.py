@@ -244,6 +244,15 @@ def test_differences_for_gates_are_paired_nats(setting):
     assert values["tail@128"].value == pytest.approx(expected.value, abs=1e-12)
 
 
+def test_a_refused_difference_names_both_models(setting):
+    rng, frame, own = setting
+    apart = EvaluationSettings(64, (17,), 16, Bootstrap())
+    ours = contender("yarn", frame, own, arrays(rng, 12, 256))
+    theirs = contender("other", apart, own, arrays(rng, 12, 256))
+    with pytest.raises(InputError, match=r"\(yarn [^;]*; other \(reference\) 17\)"):
+        ours.difference("yarn", theirs)
+
+
 def item(task="passkey", length=64, depth=0.5, index=0, exact=True, nll=0.1):
     return ItemScore(
         task, length, depth, index, nll, 3, exact, f"{length}-{depth}-{index}", (1,), (1,)
