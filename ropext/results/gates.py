@@ -304,9 +304,9 @@ class Metrics:
                 at.append(metric.name)
         if self.options.protocol == "hf-stride" and variant != BASE and not between:
             at.append(STRIDED)
-        for number in WHOLE_METRICS:
-            if with_base or (between and number.compares):
-                whole.append(number.name)
+        for metric in WHOLE_METRICS:
+            if with_base or (between and metric.compares):
+                whole.append(metric.name)
 
     def _task_metrics(self, run: str | None, at: list[str], whole: list[str]) -> None:
         """Add the metrics of retrieval tasks that a gate can name. The length that a model reaches

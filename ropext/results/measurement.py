@@ -196,9 +196,9 @@ class Measurement:
             values |= retrieval_values(model.items, self.frame.context, self.frame.bootstrap)
         return values
 
-    def change(self, label: str, start: str, span: Span) -> Value:
-        """Return the loss of a measured model minus the loss of another over a span of the same
-        tokens, in nats per token."""
+    def loss_difference(self, label: str, start: str, span: Span) -> Value:
+        """Return the loss of one measured model minus the loss of another on the same tokens of a
+        span, in nats per token with its paired interval."""
         return self.frame.difference(self.readings[label], self.readings[start], span)
 
     def difference(self, label: str, other: "Measurement") -> dict[str, Value]:

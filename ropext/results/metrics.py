@@ -75,35 +75,35 @@ def _span_inside(frame: "EvaluationSettings", length: int) -> Span:
 class Metric:
     """A number of results.json: one at each length, `NAME@LENGTH`, or one of all lengths, `NAME`.
 
-    `number` names the method of EvaluationSettings that computes it over a span. `of` names the
-    readings that the method takes; if one of them is missing, the number does not exist.
+    `method` names the method of EvaluationSettings that computes it. `of` names the fields of
+    ReadText that the method takes; if one of them is None, the number does not exist. `span`
+    returns the positions that the method takes, too; it is None if the method chooses them itself.
     """
 
     name: str
-    number: str
+    method: str
     of: tuple[str, ...] = ("reading",)
-    span: "Callable[[EvaluationSettings, int], Span] | None" = (
-        _tail_span  # None: the method needs none
-    )
+    span: "Callable[[EvaluationSettings, int], Span] | None" = _tail_span
     compares: bool = False  # two models have a difference over this span, in nats per token
     option: str = ""  # the option of an evaluation without which it is not there
     causal: bool = False  # not a number of masked language models, whose tail alone is scored
-    judged: GateRules = GateRules()
+    gate_rules: GateRules = GateRules()
 
     @property
     def needs_base(self) -> bool:
-        """Return whether the metric compares a model with the base."""
+        """Return whether results.json has the metric only beside a base: it is the base's own, or
+        compares a model with the base."""
         return not {"base", "divergence", "agreement"}.isdisjoint(self.of)
 
     def value(self, text: ReadText, length: int) -> "Value | None":
-        """Return the metric's value of a model, or None if a reading that it needs does not
-        exist."""
+        """Return the metric's value for a model at a length, or None if a reading or the documents
+        that it needs do not exist."""
         taken = [getattr(text, name) for name in self.of]
         if None in taken:
             return None
         if self.span is not None:
             taken.append(self.span(text.frame, length))
-        value: Value = getattr(text.frame, self.number)(*taken)
+        value: Value = getattr(text.frame, self.method)(*taken)
         return value
 
 
@@ -142,16 +142,23 @@ TEXT_METRICS = (
     Metric("bpb", "bits_per_byte", ("reading", "documents"), _span_before, causal=True),
     Metric("in_window", "perplexity", ("base",)),
     Metric("in_window_nll", "nll", ("base",)),
-    Metric("gain", "difference", ("base", "reading"), judged=GAIN),
-    Metric("kl", "nll", ("divergence",), option="kl", causal=True, judged=KL),
-    Metric("agreement", "nll", ("agreement",), option="kl", causal=True, judged=AGREEMENT),
+    Metric("gain", "difference", ("base", "reading"), gate_rules=GAIN),
+    Metric("kl", "nll", ("divergence",), option="kl", causal=True, gate_rules=KL),
+    Metric("agreement", "nll", ("agreement",), option="kl", causal=True, gate_rules=AGREEMENT),
     Metric(
-        "rounding", "difference", ("reading", "unrounded"), option=KV, causal=True, judged=ROUNDING
+        "rounding",
+        "difference",
+        ("reading", "unrounded"),
+        option=KV,
+        causal=True,
+        gate_rules=ROUNDING,
     ),
 )
 WHOLE_METRICS = (  # one number for all lengths together
-    Metric("short_tax", "difference", ("reading", "base"), _span_inside, True, judged=SHORT_TAX),
-    Metric("effective_context", "effective_context", ("reading", "base"), None, judged=KEPT),
+    Metric(
+        "short_tax", "difference", ("reading", "base"), _span_inside, True, gate_rules=SHORT_TAX
+    ),
+    Metric("effective_context", "effective_context", ("reading", "base"), None, gate_rules=KEPT),
 )
 
 # The numbers of a task's answers: `TASK@LENGTH`, `TASK_nll@LENGTH`, and a length on the grid of
@@ -169,7 +176,7 @@ def gate_rules_of(metric: str) -> GateRules:
     name = metric.partition("@")[0]
     for row in TEXT_METRICS + WHOLE_METRICS:
         if row.name == name:
-            return row.judged
+            return row.gate_rules
     if name == STRIDED:
         return GateRules()
     if name == "ruler_context" or name.startswith("effective_context."):

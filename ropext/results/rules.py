@@ -105,7 +105,7 @@ def loss_standing(measured: Measurement, span: Span | None = None) -> Standing:
     behind = dict[str, Value]()
     leads = dict[str, float | None]()
     for label in order:
-        behind[label] = measured.change(label, order[0], span)
+        behind[label] = measured.loss_difference(label, order[0], span)
         if label != order[0]:
             leads[label] = sure_lead(frame, lowest, readings[label], span, len(order) - 1)
     return Standing(documents, frame.mean(lowest, span), behind, leads)
@@ -147,7 +147,7 @@ def fit_loss(measured: Measurement, label: str) -> float:
 def far_change(measured: Measurement, label: str, start: str) -> Value:
     """Return the change of the loss over the far half in nats per token with its paired interval;
     negative is better than the start."""
-    return measured.change(label, start, measured.frame.far_half)
+    return measured.loss_difference(label, start, measured.frame.far_half)
 
 
 def is_better(measured: Measurement, label: str, start: str) -> bool:
@@ -275,7 +275,7 @@ def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
     """Return by how many nats per token one model's measured tail is above another's; it may be
     negative."""
     frame = measured.frame
-    return measured.change(label, lowest, frame.tail_span(frame.longest))
+    return measured.loss_difference(label, lowest, frame.tail_span(frame.longest))
 
 
 def in_memory_sentence(label: str, behind: Value, lowest: str) -> str:
@@ -423,17 +423,17 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
         for label, reading in readings.items():
             tails[label] = frame.perplexity(reading, span)
             if label in references:
-                differences[label] = both.change(label, references[label], span)
+                differences[label] = both.loss_difference(label, references[label], span)
         rows.append(LengthRow(length, tails, differences, _sure_winner(both, span)))
     positions = dict[str, Sequence[OctaveDifference]]()
     short = dict[str, Value]()
     for label, other in references.items():
         octaves = list[OctaveDifference]()
         for start, stop in frame.octaves(parts=4):
-            change = both.change(label, other, (start, stop))
+            change = both.loss_difference(label, other, (start, stop))
             octaves.append(OctaveDifference(start, stop, change))
         positions[label] = octaves
-        short[label] = both.change(label, other, frame.inside)
+        short[label] = both.loss_difference(label, other, frame.inside)
     left_out = dict[str, int]()
     for part in parts:
         for label in part.models:

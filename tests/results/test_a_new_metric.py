@@ -18,7 +18,7 @@ FIRST = metrics.Metric(
     "nll",
     span=lambda frame, length: (1, 2),
     compares=True,
-    judged=metrics.GateRules("{model} loses {value:.3g} nats on its first token"),
+    gate_rules=metrics.GateRules("{model} loses {value:.3g} nats on its first token"),
 )
 
 
@@ -43,7 +43,7 @@ def test_a_metric_needs_one_entry_and_a_column_another(monkeypatch):
     Metrics(Measuring(data="texts", max_docs=10), ["a", "b"], [64]).check([gate])
     (outcome,) = rundir.judge_gates(run, [gate])
     assert not outcome.passed
-    assert metrics.gate_rules_of("first@64") is FIRST.judged
+    assert metrics.gate_rules_of("first@64") is FIRST.gate_rules
     (every,) = tables.table_of_every_number(run)
     assert [row[0] for row in every.rows].count("first") == 2
     column = tables.MAIN_COLUMNS[0]

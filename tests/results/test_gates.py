@@ -189,10 +189,8 @@ def test_a_failed_gate_says_what_the_number_means_and_what_to_do(gate, value, se
 
 
 def test_a_metric_says_in_its_row_how_gates_judge_it(monkeypatch):
-    judged = GateRules(
-        "{model} is {size:g} {side} at {length}", "do this", True, has_interval=False
-    )
-    row = Metric("invented", "nll", judged=judged)
+    rules = GateRules("{model} is {size:g} {side} at {length}", "do this", True, has_interval=False)
+    row = Metric("invented", "nll", gate_rules=rules)
     monkeypatch.setattr(metrics, "TEXT_METRICS", (*metrics.TEXT_METRICS, row))
     gate = parse_gate("invented@64.value < 3")
     (line,) = failed_gate_lines([check_gate(gate, "m", {"invented@64": Value(2.0, None, None, 9)})])

@@ -46,10 +46,10 @@ def _gate_meaning(gate: Gate, variant: str, value: float) -> str:
     """Write the meaning of a gate's value in words."""
     if gate.run is not None:
         return f"{metric_text(gate.metric)} of {variant} is {value:+.4g} from that of {gate.run}"
-    number = gate_rules_of(gate.metric)
+    rules = gate_rules_of(gate.metric)
     task, _, length = gate.metric.partition("@")
-    is_better = (value > 0) is number.is_gain
-    return number.meaning.format(
+    is_better = (value > 0) is rules.is_gain
+    return rules.meaning.format(
         metric=metric_text(gate.metric),
         task=task,
         model=variant,

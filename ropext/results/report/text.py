@@ -278,11 +278,8 @@ READ = 'what each engine computes ("same": what the plan states)'
 def config_value_text(item: Any) -> str:
     """Write a value of config.json short enough for one line of a plan's diff."""
     if isinstance(item, dict):
-        return (
-            "{"
-            + ", ".join(f"{named(key)}: {config_value_text(v)}" for key, v in item.items())
-            + "}"
-        )
+        entries = [f"{named(key)}: {config_value_text(held)}" for key, held in item.items()]
+        return "{" + ", ".join(entries) + "}"
     if isinstance(item, list) and len(item) > 4:
         first, second, last = map(config_value_text, (item[0], item[1], item[-1]))
         return f"[{first}, {second}, ... {last}] ({len(item)} values)"
