@@ -125,7 +125,7 @@ def without_jumps() -> Iterator[None]:
     ) -> FullRows | PoseRows:
         return FullRows(length)
 
-    with mock.patch.object(finetune, "strategy_of", cut_rows):
+    with mock.patch.object(finetune, "row_strategy", cut_rows):
         yield
 
 
