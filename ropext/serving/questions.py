@@ -180,7 +180,7 @@ def _completion_request(
     if body.get("echo"):
         echo = served.tokenizer.backend_tokenizer.decode(list(ids))
     candidates: int | None = None
-    if body.get("logprobs") is not False:
+    if not is_chat and body.get("logprobs") is not False:
         candidates = _integer(body, "logprobs", 0, MOST_CANDIDATES)
     return CompletionRequest(
         id=name,

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from ropext.options.evaluate import DocumentOptions
 from ropext.serving import logprobs
+from ropext.serving.questions import completion_requests
 from ropext.serving.served import ServeOptions, load_served_model
 
 LONG = "the quick brown fox jumps over the lazy dog " * 12
@@ -163,6 +164,13 @@ def test_a_prompt_may_fill_the_context_if_nothing_is_written(openai):
     for more in ({"max_tokens": 1}, {"prompt": [5] * (TARGET + 1)}):
         with pytest.raises(package.BadRequestError, match="maximum context length is 256 tokens"):
             openai.completions.create(**(ECHO | {"prompt": [5] * TARGET} | more))
+
+
+@pytest.mark.parametrize("nothing", [0, 0.0, False, None])
+def test_a_chat_has_no_logprobs_whichever_nothing_it_sends(served, nothing):
+    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": nothing, "echo": nothing}
+    (question,) = completion_requests(served, body, "chat", is_chat=True)
+    assert (question.candidates, question.echo, question.scored) == (None, None, 0)
 
 
 @pytest.mark.parametrize(
