@@ -28,6 +28,8 @@ from ropext.training.tables import finetune_table, fit_table
 RESULT = "result.json"  # in a folder of OUT: what decides the result, and the result
 DECIDES = "decides"  # its key for everything that decides the files of OUT
 CONTENT = "result"
+# A step or an evaluation, its numbers by their names; in JSON a number that is not finite is null.
+Logged = Mapping[str, Any]
 # A field's metadata: "name", its key; "json", how it becomes JSON.
 
 
@@ -115,8 +117,8 @@ class Finetuned(TrainingResult):
     steps: int
     kept_step: int  # whose weights are written
     stopped_early: bool
-    by_step: Sequence[Mapping[str, int | float]] = field(metadata={"name": "losses"})
-    evaluations: Sequence[Mapping[str, int | float]]
+    by_step: Sequence[Logged] = field(metadata={"name": "losses"})
+    evaluations: Sequence[Logged]
     numbers: Numbers
     # Overlap of the documents that the numbers are over.
     overlap: Overlap | None
@@ -161,7 +163,7 @@ class Fitted(TrainingResult):
     # Far half, fitted minus start, nats per token.
     change: Value | None
     numbers: Numbers  # of base, start and fitted
-    by_step: Sequence[Mapping[str, int | float]] = field(metadata={"name": "losses"})
+    by_step: Sequence[Logged] = field(metadata={"name": "losses"})
     # Far half, nats per token, of the closed forms, and by step.
     closed_forms: Mapping[str, float] = field(metadata=HIDDEN)
     judgements: dict[int, float] = field(metadata={"json": judged_steps})

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import pickle
 import re
@@ -42,6 +43,7 @@ from ropext.results.values import Bootstrap, Value
 from ropext.training import fit_report, report, tables, trainer, tuned_report
 from ropext.training.judge import training_numbers
 from ropext.training.request import TrainingRequest
+from ropext.training.result import Finetuned
 
 pytestmark = pytest.mark.slow
 
@@ -334,6 +336,26 @@ def test_it_learns_and_every_number_is_listed_with_base_and_control(tuned):
     assert done.evaluations[-1]["tail_nll"] == pytest.approx(tail["tuned"], abs=1e-5)
     assert done.numbers["base"]["short_tax"].value == 0
     assert len(done.control["losses"]) == 8
+
+
+def test_a_result_with_a_gradient_that_is_not_finite_opens(tmp_path):
+    done = Finetuned(
+        output=tmp_path,
+        counted={},
+        work=None,
+        measurement=None,
+        steps=1,
+        kept_step=1,
+        stopped_early=False,
+        by_step=[{"step": 1, "loss": 2.5, "grad_norm": math.inf, "learning_rate": 0.01}],
+        evaluations=[],
+        numbers={},
+        overlap=None,
+        control=None,
+        notes=[],
+    )
+    opened = Finetuned.of(tmp_path, json.loads(json.dumps(done.to_json())))
+    assert opened.by_step == [{"step": 1, "loss": 2.5, "grad_norm": None, "learning_rate": 0.01}]
 
 
 def test_the_base_is_the_model_before_its_extension(tuned, base, stories):
