@@ -16,6 +16,7 @@ from importlib import resources
 
 from ropext.base.errors import UsageError
 from ropext.options.tasks.item import (
+    SENTENCES,
     Haystack,
     Item,
     ItemRequest,
@@ -255,10 +256,11 @@ def split_sentences(text: str) -> tuple[str, ...]:
     return tuple(filter(None, SENTENCE_END.split(text)))
 
 
-def filler_sentences(request: TextRequest, otherwise: Sequence[str]) -> list[str]:
-    """Return the sentences around the needles of a task: the request's own, else `otherwise`, from
-    a random one on."""
-    return cycled_sentences(request.hay or otherwise, request.units, request.rng)
+def filler_sentences(request: TextRequest) -> list[str]:
+    """Return the sentences around the needles of a task: the request's own, else SENTENCES, from a
+    random one on."""
+    hay = request.hay or [sentence.strip() for sentence in SENTENCES]
+    return cycled_sentences(hay, request.units, request.rng)
 
 
 def cycled_sentences(source: Sequence[str], count: int, rng: random.Random) -> list[str]:

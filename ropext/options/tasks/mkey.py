@@ -21,7 +21,6 @@ from ropext.options.tasks.asking import (
 from ropext.options.tasks.item import (
     ATTEMPTS,
     NOUNS,
-    SENTENCES,
     Encoder,
     Haystack,
     Item,
@@ -124,7 +123,7 @@ ROOM = 32  # tokens of an answer in words
 def mkey_questions(request: TextRequest) -> list[TextQuestion]:
     """Write one text of the task `mkey` with a key at each depth, and ask for each key by its
     name."""
-    hay = filler_sentences(request, [sentence.strip() for sentence in SENTENCES])
+    hay = filler_sentences(request)
     names = request.rng.sample(NOUNS, len(request.depths))
     keys = request.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))
     statements = [f"The key of {name} is {key}." for name, key in zip(names, keys, strict=True)]

@@ -16,7 +16,6 @@ from ropext.options.tasks.asking import (
 )
 from ropext.options.tasks.item import (
     ATTEMPTS,
-    SENTENCES,
     Encoder,
     Haystack,
     Item,
@@ -83,7 +82,7 @@ def passkey_questions(request: TextRequest) -> list[TextQuestion]:
 
 def _passkey_question(request: TextRequest, depth: float) -> TextQuestion:
     """Return the question of the task `passkey` about a text with its key at one depth."""
-    hay = filler_sentences(request, [sentence.strip() for sentence in SENTENCES])
+    hay = filler_sentences(request)
     key = _passkey(request.rng)
     while any(key in sentence for sentence in request.hay):
         key = _passkey(request.rng)
