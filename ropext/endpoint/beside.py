@@ -82,13 +82,13 @@ def answers_twice(url: str, lengths: tuple[int, ...], vocab_size: int) -> KeptAn
     return KeptAnswers(model, lengths, vocab_size, first, second)
 
 
-def write_kept_answers(fingerprint: KeptAnswers, path: Path) -> None:
+def write_kept_answers(answers: KeptAnswers, path: Path) -> None:
     """Write the answers of an unscaled server to a file, for use while it does not run."""
     if path.exists():
         raise OutputExists(
             f"--fingerprint {path} is there already; give another name, or leave --plain out"
         )
-    write_json(path, {"schema": SCHEMA, **asdict(fingerprint)})
+    write_json(path, {"schema": SCHEMA, **asdict(answers)})
 
 
 def read_kept_answers(path: Path) -> KeptAnswers:

@@ -77,7 +77,7 @@ def measure_port(
         if not call.force:
             _refuse_another_identity(plan, place)
         with place.claimed(call.force, say=call.hooks.say):
-            counts = counts_of(plan.wish, plan.counting)
+            counts = counts_of(plan.wanted, plan.counting)
             run = PortRun(plan, counts, place.folder, call.hooks, output, call.force)
             done = replace(_measure_server(run), path=output)
             if output is not None:
@@ -139,11 +139,11 @@ def _measure_server(run: PortRun) -> Measurement:
     resumed = _ask_questions(run, rows) + _read_texts(run)
     items = dict[str, Scores]()
     for label, row in rows.items():
-        cuts = truncated_by_usage(row.answers_by_length(), plan.counting, row.port.limit)
+        truncated = truncated_by_usage(row.answers_by_length(), plan.counting, row.port.limit)
         if label == PORT:
-            cuts = _tested_by_first_words(run, row, cuts)
-            remarks += [UNSEEN.format(length=length_text(length)) for length in cuts.unknown]
-        items[label] = _scored_answers(row, cuts.reasons)
+            truncated = _tested_by_first_words(run, row, truncated)
+            remarks += [UNSEEN.format(length=length_text(length)) for length in truncated.unknown]
+        items[label] = _scored_answers(row, truncated.reasons)
     _write_results(run, _measured_models(run, rows, items), remarks)
     return replace(rundir.read_finished_run(run.folder), resumed=resumed)
 
@@ -152,14 +152,14 @@ def _planned_questions(run: PortRun) -> tuple[list[Question], list[str]]:
     """Return all questions to a server, and the reasons why some cannot be built."""
     questions = list[Question]()
     remarks = list[str]()
-    wish = run.plan.wish
-    for group in build(wish, run.counts, run.store("questions")):
+    wanted = run.plan.wanted
+    for group in build(wanted, run.counts, run.store("questions")):
         if isinstance(group, str):
             remarks.append(group)
         else:
             questions += group
         run.stop_if_asked(0)
-    if wish.tasks and not questions:
+    if wanted.tasks and not questions:
         raise UsageError(remarks[0])
     return questions, remarks
 
@@ -240,7 +240,7 @@ def _port_rows(run: PortRun, questions: Sequence[Question]) -> dict[str, PortRow
     port = plan.plain or plan.port
     cut_store = run.store(CUT)
     shorter = list[AskedQuestion]()
-    for question, put in truncate_together(questions, run.counts, plan.window[0], plan.wish.api):
+    for question, put in truncate_together(questions, run.counts, plan.window[0], plan.wanted.api):
         is_shared = plan.plain is None and put is question
         shorter.append(AskedQuestion(question, put, port, store if is_shared else cut_store))
     rows[CUT] = PortRow(port, cut_store, shorter)
@@ -284,7 +284,7 @@ def _estimated_time(run: PortRun, waiting: Sequence[AskedQuestion]) -> str:
         return ""
     first = waiting[0]
     put = first.put
-    api = run.plan.wish.api
+    api = run.plan.wanted.api
     took = list[float]()
     counted = 1
     # The first prompt may load the model. The last is the second again, with its whole answer.
@@ -411,7 +411,9 @@ def _send_requests(run: PortRun, work: Requests, parallel: int) -> None:
     run.stop_if_asked(done + work.there)
 
 
-def _tested_by_first_words(run: PortRun, row: PortRow, cuts: TruncatedLengths) -> TruncatedLengths:
+def _tested_by_first_words(
+    run: PortRun, row: PortRow, truncated: TruncatedLengths
+) -> TruncatedLengths:
     """Return the truncated lengths, after a test of each length whose usage does not show whether
     the server truncated it.
 
@@ -424,9 +426,9 @@ def _tested_by_first_words(run: PortRun, row: PortRow, cuts: TruncatedLengths) -
         length = one.question.length
         first.setdefault(length, one.question)
         scores.setdefault(length, []).append(item_score(one.question, one.kept_answer()))
-    reasons = dict(cuts.reasons)
+    reasons = dict(truncated.reasons)
     unknown = list[int]()
-    for length in cuts.unknown:
+    for length in truncated.unknown:
         short = first[min(first)]
         if not _repeats_first_word(run, row, short, short.length // SHORT_TEXT):
             unknown.append(length)
@@ -451,10 +453,10 @@ def _repeats_first_word(run: PortRun, row: PortRow, question: Question, length: 
 def _answer_about_first_word(run: PortRun, question: Question, length: int) -> dict[str, Any]:
     """Ask a server for the first word of a text of this length; return the word, the answer, and
     whether it has the word."""
-    wish = run.plan.wish
-    rng = derived_rng(wish.seed, "first word", length)
+    wanted = run.plan.wanted
+    rng = derived_rng(wanted.seed, "first word", length)
     word = "-".join(rng.sample(NOUNS, 2))
-    shorter = cut(question, run.counts[question.task], length - WITNESS, wish.api)
+    shorter = cut(question, run.counts[question.task], length - WITNESS, wanted.api)
     text = (
         f"{word} is the first word of this message.\n\n"
         f"{shorter.asked.instruction}{shorter.asked.text}\n\n"

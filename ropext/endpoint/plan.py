@@ -49,7 +49,7 @@ class PortPlan:
     plain: Port | None
     counting: Counting
     window: tuple[int, str] | None
-    wish: WantedQuestions
+    wanted: WantedQuestions
     texts: tuple[str, ...]
     losses: TokenLosses | None = None  # if it returns them, and the user gives texts
     reads: TextPlan | None = None  # with the texts as tokens
@@ -79,7 +79,7 @@ class PortPlan:
     def context(self) -> int:
         """Return the trained window of the served model; the longest length if nobody states it."""
         if self.window is None:
-            return self.wish.lengths[-1]
+            return self.wanted.lengths[-1]
         return self.window[0]
 
     @property
@@ -87,7 +87,7 @@ class PortPlan:
         """Return the lengths and intervals of the server's numbers."""
         return EvaluationSettings(
             self.context,
-            self.wish.lengths,
+            self.wanted.lengths,
             tail_tokens(self.context),
             Bootstrap(self.options.seed),
         )
@@ -99,15 +99,15 @@ class PortPlan:
         further = dict[str, Json]()
         if self.reads is not None:
             further |= self.reads.decides
-        if self.wish.own:
-            own = {task: [one.content for one in asked] for task, asked in self.wish.own.items()}
+        if self.wanted.own:
+            own = {task: [one.content for one in asked] for task, asked in self.wanted.own.items()}
             further["own_questions_sha256"] = digest(own)
         return {
             "schema": SCHEMA,
             "endpoint": self.port.identity,
             "plain": plain and plain.identity,
             "settings": self.options.deciding(NUMBERS),
-            "lengths": list(self.wish.lengths),
+            "lengths": list(self.wanted.lengths),
             "window": self.window and self.window[0],
             "counted_by": self.counting.how,
             "texts_sha256": digest(self.texts),
@@ -146,7 +146,7 @@ def prepare_port(options: EndpointOptions, model: str | None, texts: Sequence[st
         if isinstance(task, OwnTask):
             context = lengths[-1] if window is None else window[0]
             own[task] = read_questions(task, context, lengths, options.seed)
-    wish = WantedQuestions(
+    wanted = WantedQuestions(
         options.asked,
         lengths,
         options.depths,
@@ -157,7 +157,7 @@ def prepare_port(options: EndpointOptions, model: str | None, texts: Sequence[st
         own,
     )
     counting = counting_of(port, options.tokenizer)
-    plan = PortPlan(options, port, plain, counting, window, wish, tuple(texts), losses)
+    plan = PortPlan(options, port, plain, counting, window, wanted, tuple(texts), losses)
     if options.reads_text and losses is None:
         plan = replace(plan, remarks=(NO_LOSSES.format(port.server.root),))
     return plan
@@ -188,7 +188,7 @@ def _no_base_reason(plan: PortPlan) -> str | None:
     if plan.plain is None:
         return "--plain URL names a server of the unscaled model"
     limit = plan.plain.limit
-    needed = min(plan.window[0], plan.wish.lengths[-1]) + ROOM
+    needed = min(plan.window[0], plan.wanted.lengths[-1]) + ROOM
     if limit is not None and needed > limit:
         # vLLM takes no more tokens than the config states, and that is the window.
         override = json.dumps({"max_position_embeddings": needed})
@@ -254,9 +254,9 @@ def plan_lines(plan: PortPlan) -> list[str]:
         f"{port.server.root} serves {port.model} with {limit}; prompts are counted by "
         f"{plan.counting.how}"
     ]
-    if plan.wish.bundled:
+    if plan.wanted.bundled:
         lines.append(_questions_line(plan))
-    for task, asked in plan.wish.own.items():
+    for task, asked in plan.wanted.own.items():
         lines.append(f"{task}: {len(asked)} questions of {task.source_name}")
     if plan.window is None:
         lines.append(
@@ -274,29 +274,29 @@ def plan_lines(plan: PortPlan) -> list[str]:
         )
     if plan.reads is not None:
         count = len(plan.reads.texts.ids)
-        lines.append(f"perplexity of {count} documents at {lengths_text(plan.wish.lengths)}")
+        lines.append(f"perplexity of {count} documents at {lengths_text(plan.wanted.lengths)}")
     lines += plan.remarks
     return lines
 
 
 def _questions_line(plan: PortPlan) -> str:
     """Return the sentence about the number of questions to a server and their tokens."""
-    wish = plan.wish
+    wanted = plan.wanted
     at_each = sum(
         len(depths)
-        for task in wish.bundled
-        for _, depths in find_task(task).groups(wish.depths, wish.items)
+        for task in wanted.bundled
+        for _, depths in find_task(task).groups(wanted.depths, wanted.items)
     )
     least = deciding_questions()
-    tokens = at_each * sum(wish.lengths)
+    tokens = at_each * sum(wanted.lengths)
     if plan.window is not None:
-        for length in wish.lengths:
+        for length in wanted.lengths:
             # The same server answers a question only once if it is not truncated.
             if length > plan.window[0] or plan.plain is not None:
                 tokens += at_each * min(length, plan.window[0])
     line = (
-        f"{', '.join(wish.bundled)}: {at_each} questions at each of "
-        f"{lengths_text(wish.lengths)}, at most {tokens:,} tokens"
+        f"{', '.join(wanted.bundled)}: {at_each} questions at each of "
+        f"{lengths_text(wanted.lengths)}, at most {tokens:,} tokens"
     )
     if at_each >= least:
         return f"{line}; with all found the interval lies above {ENOUGH:.0%} from {least} on"

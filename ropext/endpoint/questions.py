@@ -82,37 +82,37 @@ def room_of(worded: TaskWording) -> int:
     return max(worded.room, LEAST_ROOM)
 
 
-def counts_of(wish: WantedQuestions, counting: Counting) -> dict[str, Count]:
+def counts_of(wanted: WantedQuestions, counting: Counting) -> dict[str, Count]:
     """Return how the prompts of each task are counted for a server."""
     counts = dict[str, Count]()
-    for task in wish.tasks:
-        counts[task] = counting.of_kind(_sample_text(task, wish))
+    for task in wanted.tasks:
+        counts[task] = counting.of_kind(_sample_text(task, wanted))
     return counts
 
 
-def _sample_text(task: str, wish: WantedQuestions) -> str:
+def _sample_text(task: str, wanted: WantedQuestions) -> str:
     """Return a text of the kind that a task has, by which prompts for a server are counted."""
-    for own, questions in wish.own.items():
+    for own, questions in wanted.own.items():
         if own == task:
             return questions[0].text[:KIND]
     worded = wording_of(task)
     units = worded.least
     text = ""
     while len(text) < KIND and units <= worded.most:
-        rng = derived_rng(wish.seed, task, 0, 0)
-        depths = wish.depths[: find_task(task).per_haystack or len(wish.depths)]
-        text = worded.make(TextRequest(units, depths, wish.lengths[0], rng, wish.hay))[0].text
+        rng = derived_rng(wanted.seed, task, 0, 0)
+        depths = wanted.depths[: find_task(task).per_haystack or len(wanted.depths)]
+        text = worded.make(TextRequest(units, depths, wanted.lengths[0], rng, wanted.hay))[0].text
         units *= 2
     return text
 
 
 def build(
-    wish: WantedQuestions, counts: Mapping[str, Count], kept: Store
+    wanted: WantedQuestions, counts: Mapping[str, Count], kept: Store
 ) -> Iterator[list[Question] | str]:
     """Yield the questions for a server over each haystack, as an earlier call kept them if it did.
     Yield a sentence instead if no question of a task fits a length."""
     too_short = set[tuple[str, int]]()
-    for length, task, index, depths in wish.groups():
+    for length, task, index, depths in wanted.groups():
         if (task, length) in too_short:
             continue
         name = f"{task}-{length}-{index}.json"
@@ -121,7 +121,7 @@ def build(
             continue
         try:
             questions = _questions_of_haystack(
-                wish, counts[task], task, ItemRequest(length, depths, index, wish.seed)
+                wanted, counts[task], task, ItemRequest(length, depths, index, wanted.seed)
             )
         except LengthTooShort as error:
             too_short.add((task, length))
@@ -129,32 +129,32 @@ def build(
             continue
         kept.put(name, [asdict(question) for question in questions])
         yield questions
-    for own in wish.own:
-        yield from _own_questions(wish, own, counts[own])
+    for own in wanted.own:
+        yield from _own_questions(wanted, own, counts[own])
 
 
 def _own_questions(
-    wish: WantedQuestions, task: OwnTask, count: Count
+    wanted: WantedQuestions, task: OwnTask, count: Count
 ) -> Iterator[list[Question] | str]:
     """Yield the user's own questions for a server, each alone, and a sentence if some are too
     long."""
     sizes = list[int]()
-    for index, one in zip(haystacks_of(wish.own[task]), wish.own[task], strict=True):
-        counted = count(prompt_for(one.asked, wish.api))
+    for index, one in zip(haystacks_of(wanted.own[task]), wanted.own[task], strict=True):
+        counted = count(prompt_for(one.asked, wanted.api))
         # No server says how many tokens an answer has; two characters are rarely more than one.
         answer = max(LEAST_ROOM, len(one.asked.written) // 2)
         room = one.room(counted, answer)
-        length = one.place(one.size(counted, answer), wish.lengths)
+        length = one.place(one.size(counted, answer), wanted.lengths)
         if length is None:
             sizes.append(one.size(counted, answer))
         else:
             yield [Question(str(task), length, index, one.asked, room, counted)]
     if sizes:
-        yield too_long(task, sizes, wish.own[task], wish.lengths[-1])
+        yield too_long(task, sizes, wanted.own[task], wanted.lengths[-1])
 
 
 def _questions_of_haystack(
-    wish: WantedQuestions, count: Count, task: str, wanted: ItemRequest
+    wanted: WantedQuestions, count: Count, task: str, request: ItemRequest
 ) -> list[Question]:
     """Return the questions for a server over one haystack of a task."""
     worded = wording_of(task)
@@ -163,11 +163,11 @@ def _questions_of_haystack(
     def needed(asked: TextQuestion) -> int:
         """Return how many tokens of the server a question needs: its prompt, and the room for its
         answer."""
-        return count(prompt_for(asked, wish.api)) + room
+        return count(prompt_for(asked, wanted.api)) + room
 
-    chosen = worded.questions_that_fit(needed, wanted, wish.hay)
+    chosen = worded.questions_that_fit(needed, request, wanted.hay)
     return [
-        Question(task, wanted.length, wanted.index, asked, room, needed(asked) - room)
+        Question(task, request.length, request.index, asked, room, needed(asked) - room)
         for asked in chosen
     ]
 

@@ -45,10 +45,10 @@ def plan_port(
         require_data(source_of(options))
     plan = prepare_port(options, model, _texts(options))
     if plan.losses is not None:
-        plan = reading_texts(plan, _as_tokens(options, plan.wish.lengths))
-    asked = options.model_copy(update={"tasks": plan.wish.tasks})
+        plan = reading_texts(plan, _as_tokens(options, plan.wanted.lengths))
+    asked = options.model_copy(update={"tasks": plan.wanted.tasks})
     reads_text = plan.reads is not None
-    PortMetrics(asked, plan.labels, plan.wish.lengths, reads_text=reads_text).check(gates)
+    PortMetrics(asked, plan.labels, plan.wanted.lengths, reads_text=reads_text).check(gates)
     return plan
 
 
