@@ -85,7 +85,7 @@ def test_kept_answers_replace_a_plain_server(directory, tmp_path, capsys) -> Non
         beside.read_kept_answers(file)
 
 
-def test_prompts_are_longer_than_the_length_of_unchanged_ones() -> None:
+def test_prompts_are_beyond_the_context_if_shorter_ones_are_unchanged() -> None:
     inside = beside.prompt_lengths(4096, 16384, beyond=False)
     beyond = beside.prompt_lengths(4096, 16384, beyond=True)
     assert max(inside) <= 2048

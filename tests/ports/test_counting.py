@@ -39,7 +39,7 @@ def test_a_server_without_count_and_usage_is_reported() -> None:
             counting.of_kind(TEXT)
 
 
-def test_a_model_without_a_chat_template_is_refused_with_api_completions() -> None:
+def test_without_a_chat_template_the_message_names_api_completions() -> None:
     with serving(Fake(counts=False, template=False)) as url:
         counting = counting_of(port_at(url), None)
         with pytest.raises(InputError, match=r"no chat template.*give --api completions"):

@@ -196,8 +196,8 @@ def test_no_other_passage_is_about_the_person_or_house_of_a_question(hops, monke
     monkeypatch.setattr(passages, "_invented_name", lambda rng: rng.choice(["Bar", "Dal", "Kel"]))
     monkeypatch.setattr(passages, "FIRST_NAMES", ("Ada",))
     for seed in range(5):
-        order = TextRequest(40, (0.5,), 9000, random.Random(seed))
-        (own,) = passages.PassageQuestions(hops)(order)
+        request = TextRequest(40, (0.5,), 9000, random.Random(seed))
+        (own,) = passages.PassageQuestions(hops)(request)
         who = re.search(r"(?:was|of|did) ((?!the)\w+ \w+)(?: born| move away)?\?", own.question)
         house = re.search(r"builder of (\w+ House)", own.question)
         if house:

@@ -22,8 +22,8 @@ def farthest(around, units):
     worst = 0.0
     for seed in range(20):
         for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
-            order = TextRequest(units, (depth,), 4096, random.Random(seed))
-            asked = Needles(around=around)(order)[0]
+            request = TextRequest(units, (depth,), 4096, random.Random(seed))
+            asked = Needles(around=around)(request)[0]
             body, key = asked.text, asked.question.split(" of ")[1].rstrip("?")
             worst = max(worst, abs(body.index(f"The secret number of {key}") / len(body) - depth))
     return worst

@@ -49,10 +49,10 @@ class Needles:
                 statements.append(f"The secret {self.value} of {key} is {value}.")
         text = self._haystack_text(request, statements)
         if self._in_one_question:
-            return [self._question_of_several_keys(text, keys[: self.asked], values)]
+            return [self._question_of_several_values(text, keys[: self.asked], values)]
         questions = list[TextQuestion]()
         for key, depth in zip(keys[: self.keys], request.depths, strict=False):
-            questions.append(self._question_of_one_key(text, key, values[key], depth))
+            questions.append(self._question_of_one_value(text, key, values[key], depth))
         return questions
 
     @property
@@ -68,10 +68,10 @@ class Needles:
             "about them follows.\n\n"
         )
 
-    def _question_of_one_key(
+    def _question_of_one_value(
         self, text: str, key: str, values: list[str], depth: float
     ) -> TextQuestion:
-        """Return the question about the values of one key in a haystack."""
+        """Return the question about the one value of a key in a haystack."""
         return TextQuestion(
             instruction=self._instruction,
             text=text,
@@ -81,7 +81,7 @@ class Needles:
             depth=depth,
         )
 
-    def _question_of_several_keys(
+    def _question_of_several_values(
         self, text: str, keys: list[str], values: dict[str, list[str]]
     ) -> TextQuestion:
         """Return the question about all values of one or several keys in a haystack."""

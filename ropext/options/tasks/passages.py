@@ -94,9 +94,9 @@ class PassageQuestions:
 
         A passage planted for two questions would have two depths.
         """
-        questions_that_fit = [known for known in self.known if known.hops == self.hops]
+        same_hops = [known for known in self.known if known.hops == self.hops]
         by_passages = dict[tuple[str, ...], KnownAnswer]()
-        for known in rng.sample(questions_that_fit, len(questions_that_fit)):
+        for known in rng.sample(same_hops, len(same_hops)):
             by_passages[known.passages] = known
         return list(by_passages.values())
 
