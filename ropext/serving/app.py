@@ -95,7 +95,7 @@ class ModelServer:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Handle errors of accepted connections while uvicorn runs the server."""
+        """Report connections that cannot be accepted, while uvicorn runs the server."""
         asyncio.get_running_loop().set_exception_handler(ConnectionErrors(self.say))
         yield
 
@@ -116,7 +116,7 @@ class ModelServer:
         return guarded
 
     def _check_client(self, request: Request) -> None:
-        """Refuse an HTTP client of the server without the key, and refuse web pages.
+        """Refuse an HTTP request without the server's key, and refuse web pages.
 
         A page in a browser can name any host as its own. It may send a form without asking, but
         no JSON.
@@ -154,7 +154,7 @@ class ModelServer:
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex[:12]}"
 
         def read(body: RequestBody) -> list[CompletionRequest]:
-            """Return the prompts of a posted request."""
+            """Return the checked prompts of a posted request."""
             return completion_requests(self.served, body, name, is_chat)
 
         questions = await self._read(request, read)
@@ -232,7 +232,7 @@ class ModelServer:
         return chat_page()
 
     async def health(self, request: Request) -> Response:
-        """Answer /health: return whether the server still answers questions."""
+        """Answer /health: `ok`, or status 503 if the thread that answers has ended."""
         if not self.worker.thread.is_alive():
             raise RequestRefusal("the thread that answers has ended; restart the server", 503)
         return JsonAnswer({"status": "ok"})

@@ -22,7 +22,7 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 def most_connections() -> int:
-    """Return how many clients may be connected to the server at once.
+    """Return how many connections of clients may be open at once.
 
     The number is smaller if the process may open few files. Half of the free descriptors are for
     connections that the system accepted and uvicorn is about to close.

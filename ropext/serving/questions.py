@@ -230,8 +230,11 @@ def prompt_ids(served: ServedModel, body: RequestBody, is_chat: bool) -> tuple[i
 
 
 def _encoded(served: ServedModel, text: str, special: bool, param: str) -> list[int]:
-    """Encode the text of a posted prompt; refuse it if it is longer than the served model's
-    context."""
+    """Return the tokens of the text of a posted prompt or conversation.
+
+    Refuse a text that is much longer than the served model's context before it is encoded whole;
+    `_room` refuses the others.
+    """
     if len(text) > served.most_bytes:  # a chat template can make much of little
         raise _too_long(served, f"your {param} have {len(text)} characters", param)
     clean = text.encode("utf-8", "replace").decode()  # JSON can escape half of a surrogate pair
@@ -359,8 +362,8 @@ def _stop_words(given: Json) -> tuple[str, ...]:
 
 
 def _number(body: RequestBody, name: str, low: float, high: float) -> float | None:
-    """Read a number from the body of a client's request, None if it is not given; refuse one out
-    of range."""
+    """Read a number from the body of a client's request, None if it is not given; refuse another
+    type, or a value out of range."""
     value = body.get(name)
     if value is None:
         return None
@@ -371,7 +374,7 @@ def _number(body: RequestBody, name: str, low: float, high: float) -> float | No
 
 def _integer(body: RequestBody, name: str, low: int, high: int | None) -> int | None:
     """Read a whole number from the body of a client's request, None if it is not given; refuse
-    one out of range."""
+    another type, or a value out of range."""
     value = body.get(name)
     if value is None:
         return None

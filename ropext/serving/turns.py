@@ -277,7 +277,7 @@ class AnswerThread:
         """Refuse to serve a model that cannot answer, because its response template or its own
         settings fail.
 
-        Try two short prompts, with these settings and without sampling.
+        Try a prompt of one token twice: with these settings, and without sampling.
         """
         _check_response_template(self.served)
         with silenced():
@@ -352,8 +352,8 @@ class AnswerThread:
     def _prompt_logprobs(
         self, streamer: AnswerStreamer, ids: Sequence[int], first: int
     ) -> list[TokenLogprob]:
-        """Return the log-probabilities of a request's tokens from `first` on, each by all tokens
-        before it.
+        """Return the log-probabilities of the tokens of a prompt and its answer from `first` on,
+        each by all tokens before it.
 
         A kept KV cache holds the tokens that were read already, as after an answer.
         """
@@ -385,8 +385,8 @@ class AnswerThread:
         return logprob_scorer(self.served)
 
     def _generate_tokens(self, streamer: AnswerStreamer) -> None:
-        """Generate the tokens of a served answer, from the kept cache of the last prompt if they
-        share a beginning."""
+        """Generate the tokens of a served answer. If the prompt shares a beginning with the last
+        one, reuse the kept cache for it."""
         question = streamer.question
         model = self.served.model
         ids = torch.tensor([question.ids], device=model.device)

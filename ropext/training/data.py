@@ -152,8 +152,8 @@ class _TrainingDataParts:
 
     @property
     def is_full(self) -> bool:
-        """Return whether both parts have as many tokens as the division wants."""
-        """Return whether a stream gave enough documents to train on, and enough to hold out."""
+        """Return whether --data gave as many tokens to train on, and to hold out, as the division
+        wants."""
         return self.others.tokens >= self.division.wanted_tokens and self.held >= self.enough
 
 

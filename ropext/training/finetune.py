@@ -277,8 +277,8 @@ class FinetuneObjective(TrainingObjective[Finetuned]):
         return models.load_to_train(self.snapshot, self.options)
 
     def learn(self) -> None:
-        """Train the LoRA. With --control, train one on the base with the same tokens too, for as
-        many steps as the kept weights have."""
+        """Train the adapter: a LoRA, new rows, or both. With --control, train one on the base with
+        the same tokens too, for as many steps as the kept weights have."""
         model = self._load()
         rows = self.rows
         patience = self.settings.patience
@@ -305,7 +305,7 @@ class FinetuneObjective(TrainingObjective[Finetuned]):
         rows: TrainingRows | ControlRows,
         stopping: trainer.Stopping,
     ) -> trainer.TrainingHistory:
-        """Train a LoRA of a model, and return the history of its steps."""
+        """Train an adapter of a model, and return the history of its steps."""
         settings = self.settings
         options = self.options
         torch.manual_seed(options.seed)
@@ -334,7 +334,7 @@ class FinetuneObjective(TrainingObjective[Finetuned]):
         return trainer.run_trainer(job, self.say)
 
     def _evaluate(self, model: nn.Module, step: int) -> tuple[float, float]:
-        """Read the held-out documents with the LoRA as it is after a step; return the losses of
+        """Read the held-out documents with the adapter as it is after a step; return the losses of
         the far half and of the tail."""
         assert self.judge is not None
         model.eval()
@@ -377,8 +377,8 @@ class FinetuneObjective(TrainingObjective[Finetuned]):
         return tuned_report.finetune_result(result)
 
     def write(self, result: Finetuned, manner: WriteOptions) -> None:
+        """Write OUT with the tuned weights, and the files of OUT/training."""
         # Files that --report-to tensorboard wrote.
-        """Write OUT with the merged LoRA, and the files of OUT/training."""
         folder = self.folder / TUNED
         paths = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
         trackers = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

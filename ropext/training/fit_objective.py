@@ -127,7 +127,7 @@ class FitObjective(TrainingObjective[Fitted]):
         )
 
     def variant(self, label: str, plan: Plan) -> Variant:
-        """Return the variant of the fitted model that reads by a plan's spectrum."""
+        """Return the variant of the model to fit that reads by a plan's spectrum."""
         return Variant(label, EXTENDED, self.snapshot, plan.config)
 
     def measure(self, pause: Show) -> None:
@@ -169,12 +169,12 @@ class FitObjective(TrainingObjective[Fitted]):
         pause: Show,
         items: Sequence[Item] | None = None,
     ) -> Mapping[str, MeasuredModel]:
-        """Read held-out documents, or ask questions, by stock arithmetic, as the configs of a
-        fit say. Print the sentence, with the label, if no earlier run has done it."""
+        """Read held-out documents, or ask questions, by stock arithmetic from the variants'
+        configs. Print the sentence of a fit, with the label, if no earlier run has done it."""
 
         @contextmanager
         def computing(variant: Variant) -> Iterator["PreTrainedModel"]:
-            """Yield the fitted model with a variant's spectrum, after the sentence."""
+            """Print the sentence of a fit, and yield its model with a variant's spectrum."""
             self.say(sentence.format(variant.label))
             with applied(self.model, variant) as model:
                 yield model
@@ -267,8 +267,8 @@ class FitObjective(TrainingObjective[Fitted]):
         return rules.fit_loss(done, STEP), rules.tail_loss(done, STEP)
 
     def choose(self, pause: Show) -> Fitted | None:
-        """Return the result of the fit with the lowest step, if it surely beats the start and
-        loses no retrieval, else with the start."""
+        """Return the result of the fit: the step of the lowest loss, if it surely beats the start
+        and loses no retrieval, else the start. Only the first process returns it."""
         if not processes.is_main():
             return None
         judged = self.steps.models()

@@ -33,7 +33,7 @@ def change_text(change: Value) -> str:
 
 
 def share_text(change: Value) -> str:
-    """Write the change by a fit of the share of right answers, with its interval."""
+    """Write by how much a fit changes the share of right answers, with the interval."""
     ends = change.ci95 or (change.value, change.value)
     return f"{change.value:+.2f}, 95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}"
 
@@ -56,8 +56,8 @@ def fit_result(done: Fitted) -> str:
 
 
 def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
-    """Return the note on engines that do not read the form of a fitted spectrum, and on how much
-    the narrower form costs at most. A fit within yarn begins at yarn's closed form, whose loss
+    """Return the note on engines that no longer read the form of a fitted spectrum, and on how
+    much the narrower form costs at most. A fit within yarn begins at yarn's closed form, whose loss
     is `distance` above this one."""
     lost = list[str]()  # loaders that read it otherwise
     names = list[str]()

@@ -49,8 +49,8 @@ def base_can_answer(items: Sequence[ItemScore]) -> bool:
 
 
 def training_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
-    """Return the numbers that a training reports of each model: base, untuned, control and
-    tuned. The base is compared with itself too."""
+    """Return the numbers that a training reports of each model, by its label; the base is
+    compared with itself too."""
     readings = measured.readings
     base = readings.get(BASE)
     numbers = dict[str, dict[str, Value]]()
@@ -67,8 +67,8 @@ def training_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
 
 
 def fit_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
-    """Return the numbers that a fit reports of each spectrum, with its far half and the share of
-    right answers."""
+    """Return the numbers that a training reports, of each spectrum of a fit, with its far half
+    and the share of right answers."""
     numbers = training_numbers(measured)
     frame = measured.frame
     for label, reading in measured.readings.items():

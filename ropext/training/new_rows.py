@@ -54,8 +54,8 @@ class NewRows:
                 yield plain.removesuffix(".weight"), weight
 
     def count_fixed(self, joined: nn.Module) -> dict[str, int]:
-        """Return, for each position table with new rows, in words, how many of its numbers training
-        leaves as they are."""
+        """Return how many numbers of each position table training leaves as they are, by words
+        for its new rows (`96 new rows of NAME`)."""
         count = self.table.target - len(self.table.old_rows)
         fixed = dict[str, int]()
         for name, rows in self.tables(joined):

@@ -91,7 +91,7 @@ def _trainable_zeros(*shape: int) -> nn.Parameter:
 
 
 class LearnedPairFactors(LearnedSpectrum):
-    """A space of every pair and the attention factor; it is written as a longrope."""
+    """The factor of every pair and the attention factor; a fit writes them as a longrope."""
 
     method = "longrope"
     start: torch.Tensor
@@ -126,8 +126,8 @@ class LearnedPairFactors(LearnedSpectrum):
 
 
 class LearnedYarnRamp(LearnedSpectrum):
-    """A space of YaRN's two ramp ends and the attention factor; it is written as a yarn with its
-    own betas.
+    """YaRN's two ramp ends and the attention factor; a fit writes them as a yarn with its own
+    betas.
 
     The ramp is linear in the pair index from `low` to `high`, not rounded to whole pairs, as
     `truncate: false` reads it. The start is the default YaRN, whose ends are whole.
@@ -187,8 +187,8 @@ class LearnedYarnRamp(LearnedSpectrum):
             low, high = (float(end) for end in self._ends())
 
         def beta(index: float) -> float:
-            """Return the turns, inside the context, of the pair at an index: the beta of a ramp's
-            end in training."""
+            """Return the beta of a ramp's end: the turns, inside the context, of the pair at an
+            index. This is the inverse of yarn_bounds."""
             wavelength: float = 2 * math.pi * self.rope.theta ** (2 * index / self.rope.dim)
             return self.rope.context / wavelength
 
@@ -201,7 +201,7 @@ class LearnedYarnRamp(LearnedSpectrum):
 
 
 class LearnedTheta(LearnedSpectrum):
-    """A space of theta alone, upwards from the model's own; it is written as another theta."""
+    """Theta alone, upwards from the model's own; a fit writes it as another theta."""
 
     method = "abf"
 
@@ -272,8 +272,11 @@ class _FittedRotary:
     def __call__(
         self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
     ) -> Moved:
-        """Return cos and sin of the spectrum in training, with gradients; for other layer types,
-        the module's own."""
+        """Return cos and sin of the spectrum in training, with gradients.
+
+        Return the module's own for another layer type, and for positions that a longrope of two
+        sets reads by the short one.
+        """
         layer_type = kwargs.get("layer_type", args[0] if args else None)
         other = layer_type is not None and self.label and layer_type != self.label
         if other or (self.beyond and int(position_ids.max()) < self.beyond):
@@ -372,8 +375,8 @@ def install_learned_spectrum(
 
 
 def _probe_logits(model: "PreTrainedModel", target: int) -> torch.Tensor:
-    """Return the logits of random tokens at the far end of the target, by the spectrum in
-    training."""
+    """Return the logits of random tokens at the far end of the target, by the spectrum that the
+    model to fit has now."""
     ids = probe_token_ids(model)
     positions = torch.arange(target - ids.shape[1], target, device=ids.device)[None]
     inputs = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
@@ -390,8 +393,8 @@ class SpectrumLearner(nn.Module):
     checkpoint holds a few numbers.
 
     Windows weigh the same, however many of their tokens are scored; questions weigh less
-    (Row.weight). A mean over a row's far half hides the losses at its end. So the tokens from
-    `tail` on weigh as much as all scored tokens of a row; no row shorter than the target has
+    (TrainingRow.weight). A mean over a row's far half hides the losses at its end. So the tokens
+    from `tail` on weigh as much as all scored tokens of a row; no row shorter than the target has
     such tokens.
     """
 
@@ -414,8 +417,8 @@ class SpectrumLearner(nn.Module):
         row_weights: torch.Tensor | None = None,
         **inputs: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        """Return the loss of a training batch of a fit; stop if the spectrum is outside of its
-        guards."""
+        """Return the loss of a training batch of a fit; raise LeftGuards if the spectrum is outside
+        of its guards."""
         reason = self.space.outside()
         if reason is not None:
             raise LeftGuards(reason)

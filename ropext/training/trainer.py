@@ -89,7 +89,7 @@ class _Trainer(transformers.Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        """Load Trainer's checkpoint; put the weights of an adapter in place without pickles."""
+        """Load Trainer's checkpoint; copy an adapter's weights again, as PEFT may lose some."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if Path(resume_from_checkpoint, WEIGHTS).is_file() and not self.is_fsdp_enabled:
             assert self.model is not None

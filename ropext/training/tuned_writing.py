@@ -125,7 +125,7 @@ def write_tuned(
 
 
 def _write_merged(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
-    """Write the base and its trained LoRA as one checkpoint, in the dtype that the base is
+    """Write the base and its trained adapter as one checkpoint, in the dtype that the base is
     stored in."""
     # No attention is computed, and the config of a stranger does not choose it.
     model = load_model(
@@ -240,7 +240,7 @@ def _write_card(
 
 
 def write_adapter(origin: Origin, adapter: Path, directory: Path, story: TrainingSummary) -> None:
-    """Write PEFT's two files of the trained LoRA, and a card whose lines load them from
+    """Write PEFT's two files of the trained adapter, and a card whose lines load them from
     anywhere."""
     hub_id = origin.snapshot.hub_id
     copy_adapter(adapter, directory, hub_id or f"../{BASE}", origin.snapshot.commit, story)
@@ -250,7 +250,7 @@ def write_adapter(origin: Origin, adapter: Path, directory: Path, story: Trainin
 def copy_adapter(
     adapter: Path, directory: Path, base: str, revision: str | None, story: TrainingSummary
 ) -> None:
-    """Copy a trained LoRA into a new folder of OUT, under the name of its base."""
+    """Copy a trained adapter into a new folder of OUT, under the name of its base."""
     directory.mkdir()
     (directory / HASHES).write_bytes(dump(story.trained_on))
     shutil.copyfile(adapter / WEIGHTS, directory / WEIGHTS)
@@ -263,7 +263,7 @@ def copy_adapter(
 
 
 def _adapter_card(origin: Origin) -> str:
-    """Return the model card of OUT/adapter, with the lines that load the LoRA."""
+    """Return the model card of OUT/adapter, with the lines that load the adapter."""
     hub_id = origin.snapshot.hub_id
     base = f'"{hub_id}"' if hub_id else f'f"{{folder}}/../{BASE}"'
     name = hub_id or f"../{BASE}"
