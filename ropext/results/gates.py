@@ -69,13 +69,13 @@ class Gate:
 
     @property
     def task(self) -> str:
-        """Return the retrieval task of a gate's metric, such as passkey of `passkey_nll@32k`; the
-        metric's own name for a gate on text."""
+        """Return the retrieval task of a gate's metric, such as passkey of `passkey_nll@32768` or
+        `effective_context.passkey`; for a gate on text, the metric's name without `_nll`."""
         return self.metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
 
     def unanswered(self, variant: str, reason: str, *, is_measured: bool = True) -> "Outcome":
-        """Return the outcome of a gate without a value: it failed, or nobody knows (exit code 6) if
-        a server read no question."""
+        """Return the outcome of a gate without a value: the gate failed. If `is_measured` is False,
+        nobody knows: exit code 6."""
         return Outcome(self.text, variant, False, None, reason, is_measured=is_measured)
 
 
@@ -150,8 +150,8 @@ def parse_gate(text: str) -> Gate:
 
 
 def split_run_spec(spec: str) -> tuple[Path, str | None]:
-    """Split the `RUN` or `RUN:VARIANT` of a gate or a comparison; a directory whose name holds a
-    colon comes first."""
+    """Return the path and the variant of `RUN` or `RUN:VARIANT`, as gates and comparisons name
+    runs; a directory whose name holds a colon comes first."""
     if Path(spec).is_dir():
         return Path(spec), None
     path, _, variant = spec.rpartition(":")
@@ -241,7 +241,8 @@ class Metrics:
                 raise UsageError(f"--fail-if {gate.text!r}: {reason}")
 
     def _missing_model(self, gate: Gate) -> str | None:
-        """Return the reason if a gate names a variant that this evaluation will not have."""
+        """Return the reason if a gate names a variant that this evaluation will not have, or `vs
+        RUN` names neither a variant nor a directory."""
         there = ", ".join(self.labels)
         if gate.variant is not None and gate.variant not in self.labels:
             return f"no variant {gate.variant!r}; there are {there}"

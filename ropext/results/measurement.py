@@ -169,7 +169,7 @@ class Measurement:
 
     def base(self, label: str) -> Reading | None:
         """Return the token losses of the base, with which a measured model is compared; None for
-        the base itself."""
+        the base itself, and if no base read documents."""
         return None if self.models[label].kind == BASE else self.readings.get(BASE)
 
     def values(self, label: str) -> dict[str, Value]:
@@ -217,7 +217,8 @@ class Measurement:
 
 
 def check_labels(labels: Mapping[str, str], names: Iterable[str]) -> None:
-    """Raise UsageError if --label renames a model that results.json does not hold."""
+    """Raise UsageError if a user's labels rename a model that the evaluation or comparison does not
+    have."""
     known = list(names)
     for name in labels:
         if name not in known:
@@ -383,7 +384,7 @@ def check_same_questions(
 
 
 def _of_server(items: Sequence[ItemScore]) -> bool:
-    """Return whether the answers of one side of a comparison came from a server."""
+    """Return whether a server gave any of these answers."""
     return any(item.outcome is not None for item in items)
 
 
@@ -413,13 +414,14 @@ AGREEMENT = "agreement"
 
 
 def comparison_folder(kind: str, key: str, regime: str) -> str:
-    """Return the folder in a run for the KL divergences from a base in one regime; `key` identifies
-    the base."""
+    """Return the name of a store's folder for the KL divergence from a base, or for the agreement
+    with it (`kind`), in one regime; `key` identifies the base."""
     return f"{kind}-{key}-{regime}"
 
 
 def loss_file_name(regime: str, document_hash: str) -> str:
-    """Return the name of the .npy file with a document's measured token losses in a regime."""
+    """Return the name in a store of the .npy file with a document's token losses: in the folder of
+    its regime."""
     return f"{regime}/{document_hash[:32]}.npy"
 
 
@@ -446,7 +448,7 @@ class Store:
         return name in self.held or (self.folder is not None and self.file(name).exists())
 
     def is_older(self, name: str, time: float) -> bool:
-        """Return whether the file of a variant's losses or answers existed at a time."""
+        """Return whether the file of a variant's losses or answers was written before a time."""
         return self.folder is not None and self.file(name).stat().st_mtime < time
 
     def put(self, name: str, result: Any) -> None:

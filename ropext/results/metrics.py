@@ -67,7 +67,8 @@ def _span_before(frame: "EvaluationSettings", length: int) -> Span:
 
 
 def _span_inside(frame: "EvaluationSettings", length: int) -> Span:
-    """Return the span of the short tax, which is inside the trained context at every length."""
+    """Return the span of the short tax: the scored positions inside the trained context, whatever
+    the length."""
     return frame.inside
 
 

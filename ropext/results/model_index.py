@@ -33,8 +33,8 @@ UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # for a record without this info
 
 
 def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
-    """Return the measured figures for a checkpoint's model card: from results.json of its runs, or
-    else from its ropext.json."""
+    """Return the measured figures for a checkpoint's model card: from its runs, or else from its
+    ropext.json. Raise InputError if these measurements in ropext.json are damaged."""
     measured = [figure for spec in runs for figure in _figures_of_run(spec, Path(directory))]
     record = read_record(Path(directory)) if not measured else None
     if record is None:

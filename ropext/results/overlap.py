@@ -30,8 +30,8 @@ SHOWN = 3  # names in a sentence
 
 
 def unique_hashes(parts: Sequence[npt.ArrayLike]) -> Hashes:
-    """Return the hashes of documents or passages from several lists once, in order, to count an
-    overlap."""
+    """Return the hashes of documents or passages from several lists, each once, the lowest
+    first."""
     if not parts:
         return np.empty(0, np.uint64)
     return np.unique(np.concatenate([np.asarray(part, np.uint64) for part in parts]))
@@ -56,8 +56,8 @@ class TrainingDocuments:
         return not self.not_recorded and self.count == len(self.documents)
 
     def holds(self, contents: Sequence[int], passages: Hashes) -> bool:
-        """Return whether a measured document was trained on: it is one of these, or shares passages
-        with them. A result then has a mark."""
+        """Return whether a measured document is one of these documents, or has at least
+        LEAST_PASSAGES and LEAST_SHARE of its passages in common with them."""
         if np.isin(np.asarray(contents, np.uint64), self.documents).any():
             return True
         if len(self.passages) == MOST_PASSAGES:
@@ -120,8 +120,8 @@ def recorded_training(record: Record | None) -> TrainingDocuments | None:
 
 
 def read_training_documents(raw: Json) -> TrainingDocuments:
-    """Return the training documents that ropext.json holds; raise InputError if a stranger's record
-    is damaged."""
+    """Return the training documents that `to_json` wrote into ropext.json or trained_on.json, which
+    may come from anyone; raise InputError if they are damaged."""
     try:
         return TrainingDocuments(
             documents=_hashes_from_base64(raw.get("document_hashes", "")),
@@ -229,8 +229,8 @@ class Overlap:
 def overlap_of_documents(
     known: TrainingDocuments | None, documents: Sequence[tuple[str, Sequence[int], Hashes]]
 ) -> Overlap | None:
-    """Return how many measured documents (name, content, passages) were trained on, for the mark
-    next to each number; None if nothing was trained or read."""
+    """Return how many measured documents (name, content, passages) were trained on, and how many of
+    the others chose the method or the step; None if nothing was trained or read."""
     if known is None or not documents:
         return None
     chose = known.chose or NO_DOCUMENTS
@@ -260,6 +260,6 @@ def read_overlap(data: JsonObject | None, place: object) -> Overlap | None:
 
 
 def marked_name(text: str, mark: str) -> str:
-    """Return a model's name for a table's row, with its mark, such as "tuned (3 of 8 trained
-    on)"."""
+    """Return the name of a model or of documents, or a verdict, with its mark, such as "tuned (3 of
+    8 trained on)"; the text alone if there is no mark."""
     return Marked(text, mark) if mark else text

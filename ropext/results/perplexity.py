@@ -159,7 +159,8 @@ class EvaluationSettings:
 
     @property
     def inside(self) -> Span:
-        """Return the scored positions inside the trained context, for the short tax."""
+        """Return the scored positions inside the trained context, for the short tax; with masks,
+        the tail in a window of the trained context."""
         stop = min(self.context, self.longest)
         if self.scoring.scores_all:
             return 1, stop
@@ -168,7 +169,7 @@ class EvaluationSettings:
     @property
     def far_half(self) -> Span:
         """Return the positions of a fit's loss, which also stops a fine-tuning: the second half of
-        the longest length."""
+        the longest length; with masks, the tail in the longest window."""
         if self.scoring.scores_all:
             return self.longest // 2, self.longest
         return self.tail_span(self.longest)
@@ -193,7 +194,8 @@ class EvaluationSettings:
         return self.bootstrap.ratio(sums, counts)
 
     def perplexity(self, reading: Reading, span: Span) -> Value:
-        """Return exp of the mean measured loss over a span, with its interval over documents."""
+        """Return exp of the measured loss per token over a span, with its interval over
+        documents."""
         sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums, counts, np.exp)
 
@@ -244,8 +246,8 @@ class EvaluationSettings:
         return Value(float(reached), None, interval, num_documents)
 
     def octaves(self, parts: int = 1) -> tuple[tuple[int, int], ...]:
-        """Return the ranges of positions in the table of loss by position; none if only a tail is
-        scored."""
+        """Return the ranges of positions in tables and plots of loss by position; none if only a
+        tail is scored."""
         if not self.scoring.scores_all:
             return ()
         return octaves(self.context, self.longest, parts)

@@ -77,7 +77,7 @@ class ItemScore:
 
 
 def group_answers(items: Iterable[ItemScore], *names: str) -> dict[Any, list[ItemScore]]:
-    """Return the scored answers of a retrieval task, grouped by some of their fields."""
+    """Return scored answers of retrieval tasks, grouped by some of their fields."""
     key = attrgetter(*names)
     groups = dict[Any, list[ItemScore]]()
     for item in items:
@@ -231,7 +231,7 @@ def difference_of_answers(
     gaps: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap
 ) -> Value:
     """Return the difference of two shares from the difference of the points of each question;
-    without an interval below eight haystacks, see `mean_of`."""
+    without an interval below eight haystacks, see `mean_over_haystacks`."""
     haystacks = haystack_numbers(items)
     if len(np.unique(haystacks)) < FEWEST_DOCUMENTS:
         return mean_over_haystacks(gaps, items, bootstrap)

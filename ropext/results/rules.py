@@ -51,8 +51,8 @@ class Standing:
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """Return the measured models whose paired interval against the lowest holds zero, the
-        lowest included."""
+        """Return the measured models whose paired interval against the lowest holds zero, or which
+        have no interval; the lowest is included."""
         return tuple(label for label, distance in self.behind.items() if not distance.sign)
 
     @property
@@ -145,29 +145,29 @@ def fit_loss(measured: Measurement, label: str) -> float:
 
 
 def far_change(measured: Measurement, label: str, start: str) -> Value:
-    """Return the change of the loss over the far half in nats per token with its paired interval;
-    negative is better than the start."""
+    """Return the change of the loss over the far half, on the same tokens, in nats per token with
+    its paired interval; negative is better than the start."""
     return measured.loss_difference(label, start, measured.frame.far_half)
 
 
 def is_better(measured: Measurement, label: str, start: str) -> bool:
-    """Return whether the measured loss of a model is below the start's by more than its paired
-    interval; never without an interval."""
+    """Return whether the interval of a model's `far_change` is below zero by more than ROUNDING;
+    False without an interval."""
     change = far_change(measured, label, start)
     return change.ci95 is not None and change.ci95[1] < -ROUNDING
 
 
 def best_fit_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
-    """Return the step of a fit with the lowest measured loss of all steps that surely beat the
-    start; if none does, the lowest step."""
+    """Return the step of a fit with the lowest measured loss among the steps that surely beat the
+    start; if none does, among all steps."""
     steps = tuple(steps)
     sure = [step for step in steps if is_better(measured, step, start)]
     return min(sure or steps, key=lambda step: fit_loss(measured, step))
 
 
 def lost_answers(measured: Measurement, label: str, start: str) -> Value | None:
-    """Return the change in the share of right retrieval answers if its interval is below zero, else
-    None."""
+    """Return the first change in a share of right retrieval answers whose interval is below zero;
+    None if there is none."""
     models = measured.models
     bootstrap = measured.frame.bootstrap
     changes = item_differences(models[label].items, models[start].items, bootstrap)
@@ -272,14 +272,15 @@ def rank_methods(
 
 
 def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
-    """Return by how many nats per token one model's measured tail is above another's; it may be
-    negative."""
+    """Return by how many nats per token a model's loss over the longest length's tail is above
+    another's, with its paired interval; it may be negative."""
     frame = measured.frame
     return measured.loss_difference(label, lowest, frame.tail_span(frame.longest))
 
 
 def in_memory_sentence(label: str, behind: Value, lowest: str) -> str:
-    """Say below the ranking how near the best method comes that no checkpoint holds."""
+    """Say how far the loss of a method that no checkpoint can store is from the loss of the lowest
+    other one, below a ranking or in a verdict of `--method auto`."""
     interval = ""
     if behind.ci95 is not None:
         low, high = behind.ci95

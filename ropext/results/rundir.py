@@ -145,7 +145,8 @@ def remove_unused_units(path: Path, units: Collection[str]) -> None:
     names = {STORES + unit for unit in units}
 
     def stays(name: str) -> bool:
-        """Return whether a file of the run stays."""
+        """Return whether a file of the run stays: it is used, is outside variants/, or holds scores
+        of lm-evaluation-harness."""
         return name in names or not name.startswith(STORES) or "/lm-eval/" in name
 
     workdir.remove(path, stays)
@@ -276,7 +277,8 @@ def _read_measurement(path: Path, manifest: JsonObject, results: JsonObject) -> 
 
 
 def _read_settings(results: JsonObject) -> EvaluationSettings:
-    """Return the lengths, the bootstrap and the scoring that results.json states."""
+    """Return the trained context, lengths, tail, bootstrap and scoring that results.json states;
+    raise ValueError if it states no lengths."""
     lengths = tuple(int(length) for length in results["lengths"])
     if not lengths:
         raise ValueError("no lengths")
@@ -303,8 +305,8 @@ def _written_model(variant: JsonObject, path: Path) -> MeasuredModel:
 
 
 def _read_part(kind: type[Part], data: JsonObject, path: Path) -> Part:
-    """Return one dataclass from an object in results.json; raise KeyError for a key that it always
-    writes."""
+    """Return one dataclass from an object in results.json; raise KeyError if a key is missing that
+    the dataclass always writes."""
     part = read_values(kind, data, path / RESULTS, AGAIN)
     for key in fields_of(kind()):
         if key not in data:
@@ -327,7 +329,7 @@ def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemSco
 
 
 def _read_documents(path: Path, frame: EvaluationSettings) -> Documents:
-    """Return the documents of documents.json with the bytes under their tokens."""
+    """Return the documents of documents.json with the number of bytes of each of their tokens."""
     names = list[str]()
     prefix_hashes = list[Mapping[int, str]]()
     files = list[Path]()
@@ -346,7 +348,8 @@ def _read_documents(path: Path, frame: EvaluationSettings) -> Documents:
 
 
 def _bytes_file(path: Path, document_hash: str) -> Path:
-    """Return the file of a run with the bytes of a document's tokens."""
+    """Return the path of the file in a run with the number of bytes of each token of a
+    document."""
     return path / "documents" / f"{document_hash[:32]}.npy"
 
 
@@ -522,8 +525,8 @@ def judge_gates(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
 
 
 def _judge_gate(run: Measurement, gate: Gate, label: str) -> Outcome:
-    """Return the outcome of a gate on one model, with the mark of documents that it was trained
-    on."""
+    """Return the outcome of a gate on one model. Its reason has the marks of the compared models,
+    and a warning if the opponent's run.json lists no digest of results.json."""
     reason = run.facts.not_measurable.get(gate.task)
     if reason is not None:
         return gate.unanswered(label, reason)
@@ -553,7 +556,8 @@ def _judge_gate(run: Measurement, gate: Gate, label: str) -> Outcome:
 
 
 def _gated_models(run: Measurement, gate: Gate) -> list[str]:
-    """Return the labels of the models that a gate concerns."""
+    """Return the labels of the models that a gate concerns: the named variant, else the models with
+    a rounded cache for a metric of rounding, else the extended or untouched models."""
     if gate.variant is not None:
         if gate.variant not in run.models:
             names = ", ".join(run.models)
@@ -610,7 +614,8 @@ def raise_if_gates_failed(outcomes: Sequence[Outcome]) -> None:
 
 
 def _failed_gate_text(outcome: Outcome) -> str:
-    """Write a failed gate with its model and the number that it looked at."""
+    """Write a gate that failed or is not known, with its model and the number that it looked
+    at."""
     number = "nothing"
     if outcome.looked_at is not None:
         number = f"{outcome.looked_at:.4g}"

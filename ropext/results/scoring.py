@@ -19,11 +19,12 @@ class Scoring:
     window of its own that ends with the document, and all of them score the same tokens.
     """
 
-    mask_stride: int = field(default=0, metadata=IF_ANY)  # masks one of so many tokens in one pass
+    # One pass masks one of so many tokens; 0: without masks.
+    mask_stride: int = field(default=0, metadata=IF_ANY)
 
     @property
     def scores_all(self) -> bool:
-        """Return whether every token has a measured loss, not only the masked tokens of a tail."""
+        """Return whether every token is scored, not only the masked tokens of a tail."""
         return not self.mask_stride
 
     @property

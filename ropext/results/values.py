@@ -66,8 +66,8 @@ class Value:
 
     @property
     def gains(self) -> bool | None:
-        """Return whether the interval of this gain in nats is surely above zero (True), surely
-        smaller than MARGIN (False), or neither (None: not known)."""
+        """Return True if the interval of this gain in nats is above zero, False if it is below
+        MARGIN, and None (not known) if it is neither or there is none."""
         if self.ci95 is None or (self.ci95[0] <= 0 and self.ci95[1] >= MARGIN):
             return None
         return self.ci95[0] > 0
@@ -91,8 +91,8 @@ class Value:
         )
 
     def deciding(self, reach: float, distance: float) -> str:
-        """Return as text how many documents would make an interval that reaches so far from the
-        value end nearer than a distance: it shrinks with the square root of their number."""
+        """Return as text how many documents would shrink the reach of an interval, from the value
+        to its end, below a distance: it shrinks with the square root of their number."""
         return _two_digits(max(self.n + 1, self.n * (reach / distance) ** 2))
 
     def deciding_questions(self, passes: "Callable[[Value], bool]") -> str:
@@ -156,7 +156,7 @@ def student_t(risk: float, degrees: int) -> float:
 
 @lru_cache(maxsize=8)
 def _cached_draws(seed: int, resamples: int, n: int) -> Floats:
-    """Return the bootstrap draws of a few documents."""
+    """Return the bootstrap draws of few documents, which fit in one block."""
     return next(iter(Bootstrap(seed, resamples).fresh_draws(n)))
 
 
@@ -262,8 +262,8 @@ def _interval_widening(n: int, risk: float = RISK) -> float:
 
 
 def _skew_beyond_chance(numbers: Floats) -> float:
-    """Return the skewness of the documents' numbers under an interval (G1 of Joanes and Gill 1998)
-    minus one standard error of it in a normal sample; 0 if it is no larger."""
+    """Return the skewness of a sample of documents (G1 of Joanes and Gill 1998) minus one standard
+    error of it in a normal sample; 0 if it is no larger."""
     n = len(numbers)
     centred = numbers - numbers.mean()
     deviation = math.sqrt(float((centred**2).mean()))

@@ -54,7 +54,7 @@ class Compared(Result):
 
     @property
     def title(self) -> str:
-        """Return the names of the models that `ropext compare` compares."""
+        """Return the first line of a comparison in Python: the names of its models."""
         return f"<Compared: {', '.join(self.parts)}>"
 
     @property

@@ -90,7 +90,7 @@ def page_html(page: Page, pictures: Mapping[str, bytes]) -> str:
 
 
 def _html_list(kind: str, lines: Sequence[str]) -> str:
-    """Return the verdicts or warnings of report.html as a list."""
+    """Return the verdicts or warnings of report.html as a list; "" if there are none."""
     if not lines:
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -108,7 +108,7 @@ def table_html(table: Table) -> str:
 
 
 def _html_cells(element: str, cells: Sequence[str]) -> str:
-    """Return a table's row for report.html."""
+    """Return the cells of a table's row for report.html."""
     return "".join(f"<{element}>{escape(cell)}</{element}>" for cell in cells)
 
 

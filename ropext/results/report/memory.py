@@ -47,7 +47,8 @@ def _memory_verdict(fit: MemoryFit) -> str:
 
 
 def _sequences_remark(fit: MemoryFit) -> str:
-    """Return the remark of `ropext plan --memory` that several sequences are read at once."""
+    """Return the remark of `ropext plan --memory` that several sequences are read at once; "" for
+    one sequence."""
     return f", {fit.parallel} sequences at once" if fit.parallel > 1 else ""
 
 

@@ -134,7 +134,8 @@ def _distance_text(ranking: Ranking, method: str) -> str:
 
 
 def _correction_remark(ranking: Ranking) -> str:
-    """Return the remark of a ranking that its verdict is corrected for several comparisons."""
+    """Return the remark of a ranking that its verdict is corrected for several comparisons; "" for
+    one comparison."""
     count = len(ranking.standing.leads)
     return f", corrected for {count} comparisons" if count > 1 else ""
 

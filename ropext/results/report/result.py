@@ -121,8 +121,8 @@ class Result(ABC):
         return UsageError(f"{self.title} has no {what}; it has {listed(has)}")
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two results have the same JSON, without the keys that describe one
-        call."""
+        """Return whether two results of one class have the same JSON, without the keys that
+        describe one call."""
         return type(other) is type(self) and self._lasting() == other._lasting()
 
     __hash__ = None  # type: ignore[assignment]

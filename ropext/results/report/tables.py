@@ -261,7 +261,7 @@ def _number_cell(value: Value) -> str:
 
 
 def factor_table(run: Measurement) -> Table:
-    """Return a table of methods by factors, each at its own target. It is empty if `_targets` finds
+    """Return a table of methods by factors, each at its own target. It is empty if `_factor_targets` finds
     no two factors to show."""
     rows = dict[str, dict[str, Value]]()
     columns = list[Column]()
@@ -373,14 +373,14 @@ def _column_notes(run: Measurement, columns: Sequence[str]) -> str:
 
 
 def _is_asked_truncated(run: Measurement) -> bool:
-    """Return whether results.json has answers of the base; runs until November 2026 did not ask
+    """Return whether items.jsonl has answers of the base; runs until November 2026 did not ask
     it."""
     return any(run.models[label].items for label in run.labels(BASE))
 
 
 def _question_counts(run: Measurement, tasks: Sequence[str]) -> list[int]:
-    """Return how many questions the shares of these tasks are over, for the note of the main
-    table."""
+    """Return the numbers of questions of these tasks' shares, each once, the fewest first, for the
+    note of the main table."""
     counts = set[int]()
     for label in run.models:
         for name, value in run.values(label).items():
@@ -439,7 +439,7 @@ def retrieval_tables(run: Measurement) -> list[Table]:
 
 
 def score_text(tasks: Iterable[str]) -> str:
-    """Say in a table's note what the score of these retrieval tasks is."""
+    """Write the meaning of the score of these retrieval tasks, for a table's note."""
     names = list(tasks)
     share_named = "mean share of the asked items that the answer names"
     if FOUND in names:  # a server's answers, in words

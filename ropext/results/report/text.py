@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 def bytes_text(count: float) -> str:
-    """Write a size in bytes in the unit that leaves one to four digits, as plans and screens show
-    it."""
+    """Write a number of bytes in the unit (B to TiB) that leaves one to four digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -36,8 +35,8 @@ def bytes_text(count: float) -> str:
 
 
 def length_or_theta(value: float) -> str:
-    """Write a length or a theta in a line of `ropext inspect` with six digits; from a million on,
-    with all digits before the point."""
+    """Write a theta or a wavelength in `ropext inspect` with six digits; from a million on, with all
+    digits before the point."""
     if math.isinf(value):
         return "inf"
     if value < 1e6:
@@ -276,7 +275,7 @@ READ = 'what each engine computes ("same": what the plan states)'
 
 
 def config_value_text(item: Any) -> str:
-    """Write a value of config.json short enough for one line of a plan's diff."""
+    """Write a value of config.json short enough for one line of its diff."""
     if isinstance(item, dict):
         entries = [f"{named(key)}: {config_value_text(held)}" for key, held in item.items()]
         return "{" + ", ".join(entries) + "}"
@@ -293,7 +292,8 @@ def config_value_text(item: Any) -> str:
 
 
 def config_diff(edits: Iterable[Edit]) -> str:
-    """Write the lines of a plan that are removed from config.json (-) and added to it (+)."""
+    """Return the diff of config.json that `plan --details` and `verify` print: old lines with -, new
+    lines with +."""
     lines = []
     for edit in edits:
         key = ".".join(map(named, edit.path))
@@ -308,8 +308,8 @@ WITHOUT_COPY = "or without a copy: serve the original weights with these setting
 
 
 def plan_headlines(made: ExtensionPlan) -> list[str]:
-    """Write for the text of a plan the old and new context, the method and the factor; first the
-    reason if `extend` refuses the plan."""
+    """Return the first lines of a plan: the old and new context, the method and the factor; before
+    them the reason if `extend` refuses the plan."""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
     head += f"{made.factor:g}×"
     if made.recipe.from_original:
@@ -357,8 +357,8 @@ def plan_details(made: ExtensionPlan) -> str:
 
 
 def serving_text(lines: Iterable["Serving"]) -> str:
-    """Write below a plan the command for each engine, or the sentence that says why there is
-    none."""
+    """Return the command that serves a model in each engine, or the sentence that says why there is
+    none, as plans and outputs show them."""
     out = list[str]()
     indent = " " * 15
     for line in lines:
@@ -420,16 +420,16 @@ def _quality_lines(made: ExtensionPlan, written: "Written", out: str) -> list[st
 
 
 def model_placeholder_note(lines: Iterable["Serving"]) -> str:
-    """Return the remark in the text of a plan that explains the placeholder MODEL, if commands use
-    it for a base without a path here."""
+    """Return the remark of a plan that explains the placeholder MODEL, if commands use it for a
+    base without a path here; else ""."""
     if any("MODEL" in line.command for line in lines):
         return " (MODEL = their path)"
     return ""
 
 
 def serving_commands(output: Path) -> str:
-    """Return the text below a result on how to serve the output in the program that most users
-    have; "" if the model does not rotate."""
+    """Return the commands that serve a finished output in the program that most users have, as the
+    text below a result; "" if the model does not rotate."""
     read = serving(str(output))
     if read is None:
         return ""
@@ -437,8 +437,8 @@ def serving_commands(output: Path) -> str:
 
 
 def usual_serving_lines(lines: Sequence["Serving"], words: Words) -> Sequence["Serving"]:
-    """Return the lines below a result or plan that most users need: one engine's if it reads the
-    result, or every command without its notes."""
+    """Return the commands that most users need: the first engine's alone, or another engine's if
+    that one has none; without a first engine, every command without its notes."""
     if words.first_engine:
         return [min(lines, key=lambda line: (not line.command, line.loader != words.first_engine))]
     return [replace(line, note="") if line.command else line for line in lines]
