@@ -34,7 +34,7 @@ def bytes_text(count: float) -> str:
     return f"{count:.4g} TiB"
 
 
-def length_or_theta(value: float) -> str:
+def theta_or_wavelength(value: float) -> str:
     """Write a theta or a wavelength in `ropext inspect` with six digits; from a million on, with all
     digits before the point."""
     if math.isinf(value):
@@ -148,7 +148,7 @@ def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[
         count = f"{pairs - still} of {pairs} rotary pairs rotate"
     facts = [
         ("rotary dim", f"{dim} ({count}, {layout})"),
-        ("theta", length_or_theta(rope.theta)),
+        ("theta", theta_or_wavelength(rope.theta)),
         ("scaling", scaling_line(site, extended)),
     ]
     if rope.original_context != rope.context and not model.asks_original:
@@ -175,7 +175,7 @@ def pair_table(site: RopeSite, target: int) -> str:
         zip(spectrum.wavelengths, turns(spectrum, site.rope.context), ratios, strict=True)
     ):
         needs = f"{ratio:.3g}× the largest angle of training" if ratio > 1.001 else ""
-        rows.append([str(i), length_or_theta(wave), f"{seen:.4g}", needs])
+        rows.append([str(i), theta_or_wavelength(wave), f"{seen:.4g}", needs])
     turned = f"rotations in {site.rope.context:,} tokens"
     return columns(["pair", "wavelength", turned, f"at {target:,} tokens without scaling"], rows)
 
