@@ -261,8 +261,8 @@ def _number_cell(value: Value) -> str:
 
 
 def factor_table(run: Measurement) -> Table:
-    """Return a table of methods by factors, each at its own target. It is empty if `_factor_targets` finds
-    no two factors to show."""
+    """Return a table of methods by factors, each at its own target. It is empty if
+    `_factor_targets` finds no two factors to show."""
     rows = dict[str, dict[str, Value]]()
     columns = list[Column]()
     for factor, target in _factor_targets(run).items():

@@ -35,8 +35,8 @@ def bytes_text(count: float) -> str:
 
 
 def theta_or_wavelength(value: float) -> str:
-    """Write a theta or a wavelength in `ropext inspect` with six digits; from a million on, with all
-    digits before the point."""
+    """Write a theta or a wavelength in `ropext inspect` with six digits; from a million on,
+    with all digits before the point."""
     if math.isinf(value):
         return "inf"
     if value < 1e6:
@@ -292,8 +292,8 @@ def config_value_text(item: Any) -> str:
 
 
 def config_diff(edits: Iterable[Edit]) -> str:
-    """Return the diff of config.json that `plan --details` and `verify` print: old lines with -, new
-    lines with +."""
+    """Return the diff of config.json that `plan --details` and `verify` print: old lines with -,
+    new lines with +."""
     lines = []
     for edit in edits:
         key = ".".join(map(named, edit.path))
