@@ -129,6 +129,28 @@ def test_a_hard_link_to_the_weights_is_no_change_of_them(place):
         ropext.evaluate(place / "out", show=once(rewrite)("(base, short)"), **asked(place))
 
 
+def test_with_an_output_the_content_of_linked_weights_decides(place):
+    extend(place, factor=2, method="yarn")
+    file = place / "out" / WEIGHTS
+    link = once(partial(os.link, file, place / "linked"))
+    run = place / "run"
+    done = ropext.evaluate(place / "out", run, show=link("(base, short)"), **asked(place))
+    assert numbers(done) == numbers(ropext.evaluate(place / "out", **asked(place)))
+
+    def rewrite():
+        """Write into the same file, give it its old time, and link it."""
+        time = os.stat(file).st_mtime_ns
+        with file.open("r+b") as stream:
+            stream.seek(-2, os.SEEK_END)
+            stream.write(b"\0\0")
+        os.utime(file, ns=(time, time))
+        os.link(file, place / "again")
+
+    said = once(rewrite)("(base, short)")
+    with pytest.raises(InputError, match=r"model.safetensors is not as it was"):
+        ropext.evaluate(place / "out", place / "two", show=said, **asked(place))
+
+
 def test_the_states_of_the_base_are_kept_for_a_while_without_an_output(place):
     whole = ropext.evaluate(place / "base", place / "run", kl=True, **asked(place, base=None))
     alone = ropext.evaluate(place / "base", kl=True, **asked(place, base=None))

@@ -92,17 +92,19 @@ def _written_state(status: os.stat_result) -> list[int]:
 
 def check_unchanged(snapshot: Snapshot, during: str) -> None:
     """Raise InputError if the checkpoint's content changed since it was opened. If nothing of it
-    was hashed, any written or replaced file is a change."""
+    was hashed, any written or replaced file is a change, and a new hard link is none."""
     if not snapshot.directory.is_dir():
         raise snapshot.changed(CONFIG, during)
     before = snapshot.states
     now = take_inventory(snapshot.directory).states
     for name in before | now:
-        if before.get(name) == now.get(name):
+        old = before.get(name)
+        new = now.get(name)
+        if old == new:
             continue
-        if name in now and now[name].is_link_of(before.get(name)):
+        if not snapshot.hashed and new is not None and new.is_link_of(old):
             continue
-        if name not in now or not _has_same_content(snapshot, name):
+        if new is None or not _has_same_content(snapshot, name):
             raise snapshot.changed(name, during)
     before.update(now)
 

@@ -84,9 +84,9 @@ class NoWeights(InputError):
     """The error for a checkpoint without weights in any format."""
 
 
-# Device, inode, size, times of modification and of change: a write or a replacement alters one.
 class State(NamedTuple):
-    """The values that change as soon as a file is written or replaced, and its number of names."""
+    """The state of a file. A write or a replacement alters one of the first five values; so does a
+    new hard link, which also alters the last."""
 
     device: int
     inode: int
@@ -246,7 +246,7 @@ class Snapshot:
     config_name: str = CONFIG
     kept_record: dict[str, Json] | None = None  # the record inside a GGUF file
     # The states of its files before ropext read the first, and the SHA-256 of files hashed since:
-    # `unchanged` compares both.
+    # `check_unchanged` compares both.
     states: dict[str, State] = field(default_factory=dict, compare=False, repr=False)
     hashed: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
