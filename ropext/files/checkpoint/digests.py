@@ -14,7 +14,7 @@ from ropext.base.errors import InputError
 from ropext.base.jsontext import read_object, write_json
 from ropext.base.narration import Show, no_progress
 from ropext.base.systems import sync, user_cache
-from ropext.files.checkpoint.snapshot import INDEX, Snapshot, take_inventory
+from ropext.files.checkpoint.snapshot import INDEX, Snapshot, state_of, take_inventory
 from ropext.files.checkpoint.weights import content_digest
 from ropext.scaling.rope import CONFIG
 
@@ -52,7 +52,7 @@ class Digests:
             sync(file)  # a page that waits to be written takes further writes at the same times
         digest = content_digest(file, self.show)
         after = os.stat(file)
-        if _written_state(after) != _written_state(status):
+        if state_of(after).is_rewritten(state_of(status)):
             raise InputError(f"{file} was changed while it was read; try again when it is whole")
         if is_kept and _state(after) == _state(status):
             self._keep(key, [*_state(status), digest])
@@ -82,12 +82,6 @@ class Digests:
 def _state(status: os.stat_result) -> list[int | str]:
     """Return the size and times by which the cache of SHA-256 digests knows an unchanged file."""
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-
-def _written_state(status: os.stat_result) -> list[int]:
-    """Return the state of a hashed checkpoint file. A write or a replacement changes it, and a new
-    name or new rights do not."""
-    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
 
 def check_unchanged(snapshot: Snapshot, during: str) -> None:

@@ -95,10 +95,17 @@ class State(NamedTuple):
     changed: int
     names: int
 
+    def is_rewritten(self, before: "State") -> bool:
+        """Return True if a checkpoint's file was written or replaced since `before`. A new name or
+        new rights change only the time of change."""
+        return self[:4] != before[:4]
+
     def is_link_of(self, before: "State | None") -> bool:
         """Return True if a checkpoint's file only got or lost a hard link since `before`. `extend
         --link hard` makes one, and the system then sets the time of change, too."""
-        return before is not None and self[:4] == before[:4] and self.names != before.names
+        if before is None or self.is_rewritten(before):
+            return False
+        return self.names != before.names
 
 
 def state_of(status: os.stat_result) -> State:
