@@ -36,7 +36,7 @@ def siblings(tmp_path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("link", ["copy", "hard", "symlink"])
-def test_contents_of_the_page(model: Path, tmp_path: Path, link: str):
+def test_contents_of_the_output(model: Path, tmp_path: Path, link: str):
     before = tree(model)
     written = extend(model, tmp_path / "out", link=link)
     after = tree(tmp_path / "out")

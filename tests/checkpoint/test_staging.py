@@ -383,7 +383,7 @@ def test_a_half_deleted_old_copy_is_never_brought_back(tmp_path: Path, monkeypat
     assert names(tmp_path) == {"out", "moved"}
 
 
-def test_only_marked_parts_are_changed(tmp_path: Path):
+def test_only_marked_folders_are_deleted(tmp_path: Path):
     keep = {
         ".out.tmp-2024",
         ".out.tmp-5",

@@ -96,7 +96,7 @@ def test_the_unrotated_pairs_of_gemma_4_keep_their_divisors(tmp_path, options):
         ("olmo2", {"method": "ntk"}),  # llama.cpp gives its windowed layers the same theta
     ],
 )
-def test_keys_of_windowed_layers_and_unread_keys_are_refused(tmp_path, arch, options):
+def test_options_that_reach_windowed_layers_or_are_not_read_are_refused(tmp_path, arch, options):
     path = made(tmp_path / "m.gguf", arch)
     asked = 'method="yarn", beta_fast=8 ' if "beta_fast" in options else ""
     with pytest.raises(NotExpressible, match=f"{asked}cannot be .* reads of a {arch} GGUF"):

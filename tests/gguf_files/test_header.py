@@ -197,7 +197,7 @@ def test_values_that_a_model_cannot_have(tmp_path, key, item, said):
     assert str(caught.value).startswith(str(path))
 
 
-def test_places_that_hold_no_model(tmp_path):
+def test_files_that_cannot_be_inspected(tmp_path):
     path = making.write(tmp_path / "a.gguf", "frobnicate")
     with pytest.raises(UnsupportedModel, match="'frobnicate' is not in ropext's table"):
         inspecting.inspect(str(path))
@@ -325,7 +325,7 @@ def key(name, kind):
     return number("Q", len(name)) + name.encode() + number("I", kind)
 
 
-def test_tensors_of_a_sparse_file_are_bounded_together(tmp_path):
+def test_texts_and_keys_of_a_sparse_file_are_bounded_together(tmp_path):
     """A few kilobytes in an archive: texts of 16 MB, lists of empty texts, keys without end."""
     text = [own for n in range(8) for own in (key(f"t{n}", 8) + number("Q", 1 << 22), 1 << 22)]
     half = (1 << 23) + 1

@@ -203,7 +203,7 @@ def test_mistakes_are_refused_before_weights_are_made(models, monkeypatch, tmp_p
         ropext.evaluate(file, tasks="copy", lengths="256", losses=tmp_path / "losses.parquet")
 
 
-def test_tensors_that_cannot_be_dequantised_are_named(tmp_path):
+def test_a_file_that_transformers_cannot_dequantise_is_refused(tmp_path):
     path = making.write(tmp_path / "m.gguf", "smollm3")
     with (
         pytest.raises(InputError, match="cannot be dequantised by transformers"),

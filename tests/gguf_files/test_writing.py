@@ -192,14 +192,14 @@ def test_ollama_names_a_model_after_its_file(file, name):
     assert ollama_name(file) == name
 
 
-def test_the_line_that_writes_a_file_writes_the_others_settings(base):
+def test_the_line_that_writes_a_file_has_the_plans_settings(base):
     shown = plan_screen(inspecting.plan(str(base), factor=4.0, method="yarn"))
     assert shown.count("OUT.gguf") >= 3
     words = " ".join(shown.replace("\\\n", " ").split())  # a long line is continued
     assert f"ropext extend {base} --method yarn --factor 4 -o OUT.gguf" in words
 
 
-def test_far_targets_of_a_file_name_the_forms_that_it_can_hold(base, tmp_path):
+def test_a_far_target_of_a_file_gets_advice_that_a_file_can_follow(base, tmp_path):
     """It takes no gradients, and llama.cpp has no Self-Extend that is right."""
     warnings = inspecting.plan(str(base), factor=64.0, method="yarn").warnings
     (far,) = [warning for warning in warnings if warning.startswith("[far]")]

@@ -184,7 +184,7 @@ def test_buckets_worked_by_hand():
     assert starts(v3)[-1] == 512
 
 
-def test_a_process_without_ropext_tells_similar_readings_apart(made):
+def test_a_process_without_ropext_tells_far_tokens_apart(made):
     base, extended = made("t5")
     code = (
         "import sys; sys.modules['ropext'] = None\n"
