@@ -26,7 +26,7 @@ PLAINEST = ("default", "linear", "yarn", "llama3", "longrope")
 def closed_forms(
     snapshot: Snapshot, recipe: Extend, name: str = "MODEL"
 ) -> tuple[dict[str, Plan], dict[str, str]]:
-    """Return the plan of every method that is measured on the documents, and of the recipe's own
+    """Return the plan of every method that competes on the documents, and of the recipe's own
     method, which has the recipe's knobs.
 
     Also return the reasons why the other methods cannot be written. Raise if the recipe names a
@@ -39,7 +39,7 @@ def closed_forms(
             methods.append(method)
 
     def plan(method: str) -> Plan:
-        """Return the plan of a method that is measured on the documents."""
+        """Return the plan of a method; only the recipe's own method gets the recipe's knobs."""
         if method == recipe.method:
             return plan_of(snapshot, recipe, name)
         return plan_of(snapshot, recipe.changed(method=method, **no_knobs), name)
@@ -50,8 +50,8 @@ def closed_forms(
 def plans_of(
     methods: Iterable[str], plan: Callable[[str], Plan], asked: str | None = None
 ) -> tuple[dict[str, Plan], dict[str, str]]:
-    """Return the plan of every method that the documents can compare here, and the reasons why the
-    others cannot be written.
+    """Return the plan of every method that can be written for a model, and the reasons why the
+    others cannot.
 
     Raise the error of `asked` if it cannot be written, or the first error if no method can.
     """
@@ -72,15 +72,15 @@ def plans_of(
 
 
 def preference(plans: Mapping[str, Plan]) -> list[str]:
-    """Return methods with equal measured loss on the documents, in the order of preference.
+    """Return the methods in the order in which one is preferred if their losses are equal.
 
     First come methods that keep the model's mRoPE, then methods that are exact in more loaders,
     then plainer forms.
     """
 
     def rank_of(label: str) -> tuple[bool, int, int]:
-        """Return the sort key of a method whose measured loss equals another's: lost mRoPE,
-        loaders, form."""
+        """Return a method's sort key: whether mRoPE is lost, the negative number of exact loaders,
+        and the place of its form in PLAINEST."""
         made = plans[label]
         lost = made.model.mrope and made.main.params["rope_type"] not in ("default", "yarn")
         exact = {reading.loader for reading in made.readings if reading.verdict == "same"}
@@ -92,8 +92,8 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
 def memory_only_variants(
     snapshot: Snapshot, recipe: Extend, folding: FoldOptions | None = None
 ) -> list[Variant]:
-    """Return the model with Self-Extend in memory, which the documents measure but which is never
-    recommended; nothing if it has no such plan.
+    """Return the model with Self-Extend in memory, which is measured on the documents but never
+    recommended; nothing if the model has no such plan.
 
     Raise the error instead if the user gave `folding`.
     """

@@ -128,7 +128,7 @@ def work_of(lineup: Lineup, reads: Workload) -> list[Passes]:
 
 
 def num_parameters(model: Any) -> int:
-    """Count the weights of a model for the costs that `ropext eval --dry-run` shows."""
+    """Count the weights of a model, loaded or on the meta device."""
     count = 0
     for parameter in model.parameters():
         # bitsandbytes packs two 4-bit weights into a byte.

@@ -110,8 +110,8 @@ def read_base(
     kept = list[torch.Tensor]()
 
     def watch_window(begin: int, first: int) -> Watch:
-        """Return a function that keeps the base's states (--kl) of a window whose scored tokens
-        begin at `first`."""
+        """Return a watch for the window that begins at `begin`; it keeps the base's states for the
+        compared tokens from `first` on."""
 
         def keep(position: int, states: "torch.Tensor") -> None:
             """Keep the base's states (--kl) at the compared tokens that this window of a document

@@ -250,8 +250,8 @@ def _bundled_questions(
 
 
 def read_passages(path: str) -> tuple[KnownAnswer, ...]:
-    """Read the questions of a --passages file: {"question": TEXT, "answers": [TEXT, ...],
-    "passages": [...]} a line."""
+    """Read the questions of --passages, a JSONL file: {"question": TEXT, "answers": [TEXT, ...],
+    "passages": [...]}."""
     if not Path(path).is_file():
         raise InputError(f"--passages {path} is no file")
     known = list[KnownAnswer]()
@@ -287,8 +287,8 @@ def _are_nonempty_texts(value: object) -> TypeGuard[list[str]]:
 
 
 def _haystack_named(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Haystack:
-    """Return the text around the needles of an evaluation's questions that --haystack names, as
-    token ids."""
+    """Return the haystack that --haystack names: it gives the tokens around the needles of a
+    question."""
     if name == "repeat":
         return repetition(encoder)
     if name == "noise":

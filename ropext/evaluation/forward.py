@@ -80,7 +80,7 @@ class _RunningSum:
 
     @staticmethod
     def over(rows: "torch.Tensor") -> "_RunningSum":
-        """Return empty sums of exponentials for rows of an evaluated model's logits."""
+        """Return the sums before the first tile of logits, one for each row."""
 
         import torch
 
@@ -88,8 +88,8 @@ class _RunningSum:
         return _RunningSum(peak, torch.zeros_like(peak), torch.zeros_like(peak, dtype=torch.long))
 
     def add(self, tile: "torch.Tensor", start: int) -> tuple["torch.Tensor", "torch.Tensor"]:
-        """Add a tile of an evaluated model's logits. Return its exponentials relative to the new
-        peak, and the factor for the sums before it."""
+        """Add a tile of logits. Return its exponentials relative to the new peak, and the factor
+        for the sums before it."""
         import torch
 
         largest, place = tile.max(-1)
@@ -213,8 +213,8 @@ class TokenScorer:
         self.ends = frozenset(end if isinstance(end, list) else [end])  # tokens that end a text
 
     def self_check(self) -> ReadingMode:
-        """Check that a document's reading in slices gives the logits of the model's own forward;
-        choose the manner by it."""
+        """Check on random tokens that split reading equals the model's own forward; choose the
+        manner by it."""
         import torch
 
         generator = torch.Generator().manual_seed(0)
@@ -243,8 +243,8 @@ class TokenScorer:
         )
 
     def _difference(self, ids: Ids, manner: ReadingMode, truth: "torch.Tensor") -> float:
-        """Return the largest difference of logits between one way to read documents and the model's
-        own forward."""
+        """Return the largest difference between the logits of a manner of reading and of the
+        model's own forward; infinite if the model cannot be read in that manner."""
 
         import torch
 
@@ -288,7 +288,8 @@ class TokenScorer:
         return self.model.get_input_embeddings().weight.dtype
 
     def _row(self, ids: Ids) -> "torch.Tensor":
-        """Return a document's token ids as a batch of one on the model's device."""
+        """Return the token ids of a document or question as a batch of one on the model's
+        device."""
 
         import torch
 
@@ -395,8 +396,8 @@ class TokenScorer:
                 yield begin + at, logits_after(self.model, output, part)
 
     def _bodies(self, ids: Ids, cache: "Cache | None" = None) -> Iterator[tuple[int, Any]]:
-        """Yield the position and the states of each chunk of a document that the model's body
-        reads."""
+        """Yield the first position and the body's output of each chunk of a document or
+        question."""
         chunk = self.manner.chunk or len(ids)
         if cache is None and chunk >= len(ids):
             yield 0, self.body(input_ids=self._row(ids), use_cache=False)
@@ -410,7 +411,8 @@ class TokenScorer:
     def _whole_chunks(
         self, ids: Ids, first: int, cache: "Cache | None"
     ) -> Iterator[tuple[int, "torch.Tensor"]]:
-        """Yield (begin, logits) of a document's chunks that the whole model reads with a cache."""
+        """Yield (begin, logits) of each chunk that the whole model reads with a cache, except
+        chunks wholly before `first`."""
         if cache is None:
             cache = self.new_cache()
         size = self.manner.slice_tokens
@@ -427,14 +429,14 @@ class TokenScorer:
         return DynamicCache(config=self.model.config)
 
     def extend_cache(self, cache: "Cache", ids: Ids) -> "torch.Tensor":
-        """Read a question's tokens after the cached ones; return the logits at each of them,
-        float32."""
+        """Read tokens of a question or its answer after the cached ones; return the logits at each
+        of them, float32."""
         output = self.model(input_ids=self._row(ids), past_key_values=cache, use_cache=True)
         logits: torch.Tensor = output.logits[0].float()
         return logits
 
     def fill_cache(self, ids: Ids) -> "Cache":
-        """Return a cache that holds the prompt of a question; no logits are kept."""
+        """Return a cache that holds the beginning of a question's prompt; no logits are kept."""
         cache = self.new_cache()
         size = self.manner.chunk or len(ids)
         read = self.body if self.manner.split else self.model

@@ -77,7 +77,8 @@ def _task_field(entry: Json, name: str) -> Json:
 
 
 def _folder_digest(folder: Path) -> str:
-    """Return the digest of the folder of a task of lm-evaluation-harness."""
+    """Return the digest of the files next to a task of lm-evaluation-harness, which it includes and
+    imports."""
     texts = {}
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.suffix in ("", ".yaml", ".yml", ".py"):

@@ -81,8 +81,8 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> InMe
 
 
 def _merged_adapters(model: "PreTrainedModel") -> str:
-    """Return the adapters whose deltas PEFT added in place to the weights of a model in memory,
-    which cannot be evaluated."""
+    """Return the names of the adapters whose deltas PEFT has added in place to the weights of a
+    model in memory."""
     names = dict[str, None]()
     for module in model.modules():
         for name in getattr(module, "merged_adapters", ()):

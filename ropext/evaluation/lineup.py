@@ -70,8 +70,7 @@ class Lineup:
         return in_memory_model_of(self.variants[-1].snapshot)
 
     def contents(self, digests: Digests, trust_remote_code: bool) -> dict[str, dict[str, Json]]:
-        """Return the identity of each evaluated variant, by its label; each model is hashed
-        once."""
+        """Return the identity of each variant, by its name; each model is hashed once."""
         models: dict[Path, dict[str, Json]] = {}
         contents = {}
         for variant in self.variants:
@@ -260,7 +259,7 @@ def fetched(lineup: Lineup) -> Lineup:
 
 
 def _recorded_extension(record: Record | None) -> dict[str, Json]:
-    """Return the facts that ropext.json records about an evaluated variant's extension."""
+    """Return the facts about a recorded extension, as results hold them; none without a record."""
     if record is None:
         return {}
     spectra = [site.wanted for site in record.sites]

@@ -66,7 +66,7 @@ class Progress:
     last: float = 0.0  # when the last unit began
 
     def show(self, what: str) -> None:
-        """Show the forward tokens read so far in the progress of `ropext eval`."""
+        """Show the forward tokens that were read so far, and those of the whole measurement."""
         self.total = max(self.total, self.done)
         self.hooks.show(self.done, self.total, what)
 
@@ -131,7 +131,7 @@ class Shape:
     masks: bool = True  # masks if a window is narrower than a row; flash attention needs none
 
     def peak_bytes(self, num_tokens: int, manner: ReadingMode) -> int:
-        """Return the memory of one pass of an evaluation above the weights, in bytes."""
+        """Return the bytes above the weights, at the widest moment of one pass."""
         at_once = min(num_tokens, manner.chunk or num_tokens)
         attention = 2 * self.hidden + (3 * self.heads + 4 * self.kv_heads) * self.head_dim
         widest = max(attention, 2 * self.hidden + 3 * self.feed_forward)
@@ -159,8 +159,8 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """Return the sizes of a model that decide how it reads the documents of an evaluation, and in
-    how much memory."""
+    """Return the sizes that decide how a model reads documents; it is loaded or on the meta
+    device."""
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
     hidden = int(config.hidden_size)

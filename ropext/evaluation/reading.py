@@ -274,8 +274,8 @@ def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
 
 
 def _settle(module: Any, length: int) -> None:
-    """Bring a rotary module to its state after one forward of `length` tokens, before a document is
-    read in windows or chunks."""
+    """Bring a rotary module to its state after one forward of `length` tokens from its first
+    state."""
     import torch
 
     types = _rope_types(module)
@@ -299,8 +299,8 @@ def _settle(module: Any, length: int) -> None:
 
 
 def _state(module: Any) -> dict[str, Any]:
-    """Return the rope type, frequencies and cached length of a rotary module, to restore them after
-    a document is read."""
+    """Return the rope type, frequencies, cached length and attention scaling of a rotary module, to
+    restore them."""
     names = [
         name
         for name in (*vars(module), *module._buffers)
@@ -311,7 +311,7 @@ def _state(module: Any) -> dict[str, Any]:
 
 
 def put(module: Any, name: str, value: Any) -> None:
-    """Set a buffer or an attribute of a rotary module while a document is read."""
+    """Set a buffer of a rotary module, which no checkpoint holds, or an attribute."""
     if name in module._buffers:
         module.register_buffer(name, value, persistent=False)
     else:

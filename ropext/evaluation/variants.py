@@ -56,7 +56,7 @@ class InMemoryModel:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def copied(self) -> "torch.nn.Module":
-        """Return the copy of a model in memory that is evaluated; it shares the weights' memory."""
+        """Return a copy of the model that shares the memory of its weights."""
         try:
             copied = copy.deepcopy(self.model, _shared(self.model)).eval()
         except Exception as error:  # any error of an attribute of the model
@@ -80,7 +80,8 @@ class InMemoryModel:
 
 
 def _shared(model: "torch.nn.Module") -> dict[int, object]:
-    """Return the tensors for a copy of an evaluated model: they share the memory of its weights."""
+    """Return a tensor with the same numbers for each weight of a model, by the weight's id, as
+    copy.deepcopy needs it."""
     import torch
 
     shared = dict[int, object]()
@@ -150,7 +151,8 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Return the name of the evaluated model in the run folder, which no label changes."""
+        """Return the name that names its files and decides which run it is; a user's label does not
+        change it."""
         return self.renamed or self.label
 
     @property
@@ -240,7 +242,7 @@ def _names_length(config: dict[str, Json]) -> bool:
 
 
 def _texts(value: Json) -> Iterator[str]:
-    """Yield every text in the rope dict of a config that is evaluated, except keys."""
+    """Yield every text in a piece of a config, except keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

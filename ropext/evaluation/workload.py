@@ -223,7 +223,7 @@ class Workload:
     against: str | None = None
 
     def of(self, begin: int, end: int) -> "Workload":
-        """Return the evaluation work with only some documents, and without questions."""
+        """Return the workload of the documents from `begin` to `end`, without questions."""
         return replace(self, documents=self.documents[begin:end], questions=())
 
     def units(self, variant: Variant) -> Iterator[Unit]:

@@ -82,7 +82,7 @@ class SmallestKeys:
         return self.tokens < self.wanted or -int(key, 16) > self.heap[0][0]
 
     def add(self, key: str, document: Document, tokens: int) -> None:
-        """Keep a document of the corpus if its key is new, unless documents with smaller keys are
+        """Keep a document, whose key must be new, unless the documents with smaller keys are
         enough."""
         heapq.heappush(self.heap, (-int(key, 16), tokens, document))
         self.tokens += tokens
@@ -108,7 +108,8 @@ class DistinctTexts:
     longest: tuple[str, str] = ("", "")  # name and text
 
     def drawn(self) -> Iterator[tuple[str, RawDocument, str]]:
-        """Yield each document of --data with its key and its text; the caller keeps some of them.
+        """Yield the different documents of --data that are long enough, each with its key and its
+        text; the caller keeps some of them.
 
         Only this loop draws documents: their content and a seed decide, in bounded memory, which
         are kept. A caller stops early if the source may have no end.
@@ -174,7 +175,8 @@ def choose_documents(
 
 
 def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -> InputError:
-    """Return the error for --data whose documents all end before the shortest length."""
+    """Return the error if no document of --data reaches the longest length that the user gave, or
+    the shortest default length."""
     needed = wanted.lengths[-1] if wanted.given else wanted.lengths[0]
     tokens = len(encoder.document(*texts.longest, limit=needed))
     return InputError(

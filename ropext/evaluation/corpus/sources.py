@@ -158,7 +158,7 @@ def _row_content(row: object, source: Source, where: str) -> str | Messages:
 
 
 def is_missing(source: Source) -> bool:
-    """Return True if --data can only be a path of documents here, and nothing has that path."""
+    """Return True if the named documents can only be a path here, and nothing has that path."""
     if isinstance(source.data, Texts) or source.place.exists():
         return False
     if source.place.suffix in READERS:
@@ -167,7 +167,7 @@ def is_missing(source: Source) -> bool:
 
 
 def require_data(source: Source) -> None:
-    """Raise InputError if --data can only be a path of documents here, and nothing has that
+    """Raise InputError if the named documents can only be a path here, and nothing has that
     path."""
     if is_missing(source):
         raise source.error(f"{source.data}: there is no such file or folder")
@@ -323,7 +323,7 @@ def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterato
 
 
 def _read_text(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
-    """Yield the whole of a txt file of --data as one document."""
+    """Yield the whole of a text file of --data as one document."""
     with open(open_regular(path), encoding="utf-8-sig") as file:  # a byte-order mark is no text
         text = file.read((source.largest << 20) + 1)
     if "\x00" in text:
@@ -332,7 +332,7 @@ def _read_text(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
 
 
 def _read_jsonl(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
-    """Yield a document for each line of a jsonl file of --data."""
+    """Yield a document for each line of a jsonl file of --data, except blank lines."""
     most = 2 * source.largest << 20  # including parts that are not text
     with open(open_regular(path), encoding="utf-8-sig") as file:
         for number, line in enumerate(iter(lambda: file.readline(most + 1), ""), 1):
