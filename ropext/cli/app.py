@@ -47,8 +47,7 @@ HEAVY = ("torch", "transformers", "accelerate", "peft", "datasets", "gguf", "mat
 
 
 def _unread(summary: str) -> Callable[[], None]:
-    """Return a placeholder for a command of the command line whose module this run does not
-    need."""
+    """Return a placeholder for a command whose module this run does not need."""
 
     def command() -> None:
         """Raise AssertionError, because the module of this command was not imported."""

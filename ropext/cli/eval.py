@@ -153,7 +153,8 @@ class PrintedMeasurement:
 def _model_measurement(
     done: "Measurement", full: bool, table_format: "Format | None"
 ) -> PrintedMeasurement:
-    """Return the tables and verdicts of evaluated models that --full and --format ask for."""
+    """Return the verdicts and the tables of evaluated models; --full and --format choose the
+    tables."""
     from ropext.results.report import tables
 
     every = tables.evaluation_tables(done)

@@ -144,8 +144,8 @@ Given = dict[str, Any]  # options that were given, by the names of their fields
 
 
 def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
-    """Return one field declared as an option of the command line for typer; its class checks
-    anything that a command line cannot."""
+    """Return one field declared as an option for typer; its class checks anything that a command
+    line cannot."""
     value = value_kind(info)
     kind: Any = value.kind
     if value.is_list:
@@ -184,7 +184,7 @@ def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
 
 
 def _length_parser(flag: str) -> Callable[[str], int]:
-    """Return a parser of lengths for typer whose errors name this flag of the command line."""
+    """Return a parser of lengths for typer whose errors name this flag."""
 
     def parse(text: str) -> int:
         """Return the length in a value of the command line, such as 32k; an error names the
@@ -205,8 +205,7 @@ class OptionsOf:
         self.only = only
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Return each option as a parameter of a command of the command line, as typer declares
-        it."""
+        """Return the options as parameters of a command, declared for typer."""
         fields = dict[str, FieldInfo]()
         for kind in self.kinds:
             fields |= kind.model_fields
@@ -215,7 +214,7 @@ class OptionsOf:
 
 
 def command_of(name: str) -> Command:
-    """Import the module of a command of the command line; return the command as typer shall see it.
+    """Import the module of a command; return the command as typer shall see it.
 
     It takes its options, --json and --quiet, of which its parameter `out` is made, and --log-times,
     which `main` reads before anything is printed.

@@ -53,8 +53,7 @@ def assembled(
 
 
 def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
-    """Return the tasks of RULER over which an evaluation's `ruler@C` is the mean; None if there are
-    none."""
+    """Return the tasks of RULER over which `ruler@C` is the mean; None if there are none."""
     names = dict[str, None]()
     for model in models:
         for item in model.items:
@@ -68,7 +67,7 @@ def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
 def _model_source(
     reads: Workload, variant: Variant, store: str, has_documents: bool
 ) -> ModelSource:
-    """Return the origin of an evaluated model's numbers in results.json: checkpoint, store and
+    """Return the origin of a model's numbers for results.json: its checkpoint, adapter, store and
     passes."""
     info = dict(variant.info)
     info.pop("target", None)  # it has its own field
@@ -91,7 +90,7 @@ def _model_source(
 
 
 def _model_numbers(measured: Measurement, variant: Variant) -> ModelNumbers:
-    """Return all numbers of one variant of an evaluation, computed from its losses and answers."""
+    """Return all numbers of one variant, computed from its losses and answers."""
     label = variant.label
     frame = measured.frame
     model = measured.models[label]

@@ -47,7 +47,7 @@ class Costs:
 def empty_model(
     snapshot: Snapshot, options: Evaluate, masked: bool, trust_remote_code: bool
 ) -> "PreTrainedModel":
-    """Build a model as an evaluation would load it, without weights, to count the evaluation's
+    """Build a model as an evaluation would load it, but without weights, to check it and to count
     costs."""
     import torch
 
@@ -60,8 +60,8 @@ def empty_model(
 
 
 def check_models(lineup: Lineup, options: Evaluate, trust_remote_code: bool) -> None:
-    """Raise an error if an evaluation cannot measure --kl or --kv on a model, as far as class and
-    config show."""
+    """Raise an error if --kl or --kv cannot be measured on a model, as far as class and config
+    show."""
     variants = lineup.variants
     if options.kl:
         for snapshot in {one.snapshot.directory: one.snapshot for one in variants}.values():

@@ -59,38 +59,37 @@ class Against:
     head: Callable[[TokenScorer], Any]  # the base's, given the scorer of the model that is read
 
     def states(self, frame: EvaluationSettings, document: str) -> npt.NDArray[Any]:
-        """Return the base's states for an evaluated document, a row for each compared token."""
+        """Return the base's states for a document, a row for each compared token."""
         states: npt.NDArray[Any] = self.store.get(loss_file_name(states_folder(frame), document))
         return states
 
 
 def states_folder(frame: EvaluationSettings) -> str:
-    """Return the folder of the base's states in its store of an evaluation."""
+    """Return the folder of the base's states (--kl) in its store."""
     return f"states-{_tails(frame)}"
 
 
 def against_key(frame: EvaluationSettings, base: str) -> str:
-    """Return a key for an evaluation's comparison with the base, from its store and the compared
+    """Return a key for the comparison with the base (--kl), from its store and the compared
     tokens."""
     return digest([base, _tails(frame)])[:8]
 
 
 def divergence_folders(frame: EvaluationSettings, base: str, regime: str) -> tuple[str, str]:
-    """Return the folders of an evaluated model's divergence and agreement (--kl) in a regime."""
+    """Return the folders of a model's divergence and agreement (--kl) in a regime."""
     key = against_key(frame, base)
     return comparison_folder(DIVERGENCE, key, regime), comparison_folder(AGREEMENT, key, regime)
 
 
 def _tails(frame: EvaluationSettings) -> str:
-    """Return a key for the tokens that --kl compares at the lengths of an evaluation."""
+    """Return a key for the tokens that --kl compares, from the lengths and the tail of a frame."""
     return digest([list(frame.lengths), frame.tail])[:8]
 
 
 def served_lengths(
     frame: EvaluationSettings, regimes: Mapping[str, int], of_pass: int
 ) -> tuple[int, ...]:
-    """Return the measured lengths whose numbers come from an evaluation's pass of `of_pass`
-    tokens."""
+    """Return the measured lengths whose numbers come from a pass of `of_pass` tokens."""
     passes = tuple(regimes.values())
     return tuple(length for length in frame.lengths if length_at_least(passes, length) == of_pass)
 
@@ -114,8 +113,7 @@ def read_base(
         compared tokens from `first` on."""
 
         def keep(position: int, states: "torch.Tensor") -> None:
-            """Keep the base's states (--kl) at the compared tokens that this window of a document
-            scores."""
+            """Keep the base's states for the compared tokens that this window scores."""
             places = begin + position + np.arange(len(states))
             chosen = np.flatnonzero((places >= first) & np.isin(places, compared))
             kept.append(states[chosen].clone())

@@ -58,8 +58,7 @@ def settle_documents(
     stops: bool,
     words: DocumentWords = AS_EVAL,
 ) -> tuple[Corpus | None, tuple[int, ...], list[str]]:
-    """Return an evaluation's documents, the lengths at which models read them, and warnings about
-    both.
+    """Return the documents, the lengths at which models read them, and warnings about both.
 
     With `stops`, raise InputError if too few documents reach the target of an extension, because
     the user asks about that length.
@@ -99,8 +98,8 @@ def settle_documents(
 
 
 def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
-    """Raise InputError if too few documents of an evaluation reach the target of an extension, so
-    that it would be left out."""
+    """Raise InputError if too few documents reach the target of an extension, so that it would be
+    left out."""
     target = lineup.limit
     extended = any(variant.kind == EXTENDED for variant in lineup.variants)
     if not extended or corpus.lengths[-1] >= target or target not in corpus.reaching:
@@ -120,8 +119,8 @@ def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
 
 
 def source_of(options: Measuring, words: DocumentWords = AS_EVAL) -> Source:
-    """Return the source of a corpus of documents, for an evaluation, for a choice of methods or for
-    a server."""
+    """Return the source of the documents, for an evaluation, for a choice of methods or for a
+    server."""
     return Source(
         options.data or "",
         column=options.column,
@@ -190,8 +189,7 @@ def build_questions(
     encoder: DocumentEncoder,
     corpus: Corpus | None,
 ) -> tuple[tuple[tuple[Item, ...], ...], list[str]]:
-    """Return the groups of an evaluation's questions, and warnings about questions that are left
-    out."""
+    """Return the groups of questions, and warnings about questions that are left out."""
     names = [name for name in options.tasks if not isinstance(name, OwnTask)]
     groups, left_out = _bundled_questions(options, names, lengths, encoder, corpus)
     for task in options.tasks:
@@ -210,8 +208,8 @@ def _bundled_questions(
     encoder: DocumentEncoder,
     corpus: Corpus | None,
 ) -> tuple[list[tuple[Item, ...]], list[str]]:
-    """Return the questions of ropext's tasks for an evaluation, and warnings about lengths that are
-    too short for a task.
+    """Return the questions of ropext's tasks, and warnings about lengths that are too short for a
+    task.
 
     A length that the user gave is never left out: if items do not fit, raise the error of the task
     that needs most.
@@ -275,12 +273,13 @@ def read_passages(path: str) -> tuple[KnownAnswer, ...]:
 
 
 def _is_nonempty_text(value: object) -> TypeGuard[str]:
-    """Return whether a value of a --passages file is a text with words."""
+    """Return whether a value in a --passages file is a text that is not blank."""
     return isinstance(value, str) and bool(value.strip())
 
 
 def _are_nonempty_texts(value: object) -> TypeGuard[list[str]]:
-    """Return whether a value of a --passages file is a list of texts with words."""
+    """Return whether a value in a --passages file is a list of one text or more, none of them
+    blank."""
     return (
         isinstance(value, list) and bool(value) and all(_is_nonempty_text(text) for text in value)
     )

@@ -83,7 +83,7 @@ class Evaluation:
     losses: Path | None = None  # a parquet file for the loss of every token
 
     def check(self, output: Path, call: Call) -> None:
-        """Raise an error if the output of an evaluation holds other work."""
+        """Raise an error if the output holds other work."""
         for variant in self.lineup.variants:
             if not variant.snapshot.weight_files:
                 return  # make() fetches the weights, and they decide which run it is
@@ -235,8 +235,7 @@ class Evaluation:
         return replace(measurable, manifest=manifest, path=place.folder)
 
     def _facts(self) -> EvaluationFacts:
-        """Return the facts about the evaluation's numbers that are known before they are
-        gathered."""
+        """Return the facts about the numbers that are known before they are gathered."""
         return EvaluationFacts(
             protocol=self.protocol.name,
             protocol_text=self.protocol.text,
@@ -274,7 +273,7 @@ class Evaluation:
         return model
 
     def _adapters(self, place: Workdir | None) -> dict[str, str]:
-        """Return the digests of the evaluated adapters, which the folder of a run stores."""
+        """Return the digests of the adapters, which the folder of a run stores."""
         digests = dict[str, str]()
         for variant in self.lineup.variants:
             if variant.adapter is None or self.lineup.held is not None:
@@ -307,7 +306,7 @@ def _check_stop(hooks: Hooks) -> None:
 def _stores(
     names: Mapping[str, str], place: Workdir | None, *, on_disk: bool
 ) -> Iterator[dict[str, Store]]:
-    """Yield the store of each evaluated variant's losses and answers, by its label.
+    """Yield the store of each variant's losses and answers, by its label.
 
     It is in the folder of a run that can resume, otherwise in memory, or temporarily `on_disk` (the
     base's states are large).

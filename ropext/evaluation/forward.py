@@ -81,7 +81,6 @@ class _RunningSum:
     @staticmethod
     def over(rows: "torch.Tensor") -> "_RunningSum":
         """Return the sums before the first tile of logits, one for each row."""
-
         import torch
 
         peak = torch.full((len(rows),), -torch.inf, device=rows.device)
@@ -110,7 +109,7 @@ class _RunningSum:
 def tiled_divergence(
     base_head: Any, base_rows: "torch.Tensor", head: Any, rows: "torch.Tensor", columns: int
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """Return --kl's KL(base || model) in nats of the next token after each row, and whether both
+    """Return KL(base || model) in nats of the next token after each row (--kl), and whether both
     have the same first choice.
 
     No row of logits is ever whole in memory.
@@ -133,7 +132,7 @@ def tiled_divergence(
 
 
 def _tile(head: Any, rows: "torch.Tensor", start: int, columns: int) -> "torch.Tensor":
-    """Return an evaluated model's logits for some columns of the vocabulary, float32, for --kl."""
+    """Return the logits of some columns of the vocabulary, float32, for --kl."""
     import torch
 
     bias = None if head.bias is None else head.bias[start : start + columns]
@@ -187,8 +186,8 @@ class NanInLogits(InputError):
 
 
 def no_matrix(why: str) -> UnsupportedModel:
-    """Return an evaluation's error for a model whose head has to be a matrix; `why` names the
-    option that needs it."""
+    """Return the error for a model whose head has to be a matrix; `why` names the option that needs
+    it."""
     return UnsupportedModel(
         f"{why}: the head of this model is more than a matrix, or its body does not run apart from "
         "it; leave the option out"
@@ -245,7 +244,6 @@ class TokenScorer:
     def _difference(self, ids: Ids, manner: ReadingMode, truth: "torch.Tensor") -> float:
         """Return the largest difference between the logits of a manner of reading and of the
         model's own forward; infinite if the model cannot be read in that manner."""
-
         import torch
 
         before = self.manner
@@ -261,8 +259,7 @@ class TokenScorer:
         return float((read.float() - truth.to(read.device)).abs().max())
 
     def _plain(self, ids: Ids, truth: "torch.Tensor", bound: float) -> bool:
-        """Return whether the evaluated model's head is only a matrix, and its tiles give the right
-        NLL."""
+        """Return whether the model's head is only a matrix, and its tiles give the right NLL."""
         import torch
 
         row = self._row(ids)
@@ -290,13 +287,12 @@ class TokenScorer:
     def _row(self, ids: Ids) -> "torch.Tensor":
         """Return the token ids of a document or question as a batch of one on the model's
         device."""
-
         import torch
 
         return torch.as_tensor(np.asarray(ids), dtype=torch.long, device=self.device)[None]
 
     def head_of_tiles(self, why: str) -> Any:
-        """Return the matrix of the evaluated model that makes logits from states, for --kl.
+        """Return the model's matrix that makes logits from states, for --kl.
 
         Raise UnsupportedModel if the head is more than that; `why` names the option that needs it.
         """
@@ -423,7 +419,7 @@ class TokenScorer:
                 yield begin, output.logits[0]
 
     def new_cache(self) -> "Cache":
-        """Return an empty cache of the kind that the evaluated model's layers need."""
+        """Return an empty cache of the kind that this model's layers need."""
         from transformers import DynamicCache
 
         return DynamicCache(config=self.model.config)

@@ -94,8 +94,8 @@ def run_tasks(
     variants: Sequence["Variant"],
     stores: "Mapping[str, Store]",
 ) -> dict[str, Json]:
-    """Return lm-evaluation-harness's own metrics per evaluated variant and task; results in a store
-    are not computed again.
+    """Return lm-evaluation-harness's own metrics per variant and task; results in a store are not
+    computed again.
 
     ropext passes on the context length, because the harness truncates longer prompts from the left
     with only a warning. The harness computes log-softmax in float32, not in the dtype of the
@@ -121,7 +121,6 @@ def _run_harness(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", options: "Evaluate", length: int
 ) -> Json:
     """Run lm-evaluation-harness on one model in memory, and return its metrics."""
-
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager

@@ -103,8 +103,8 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
 
 
 def _origin(live: "PreTrainedModel") -> Snapshot | None:
-    """Open the checkpoint that an evaluated model in memory was loaded from, if transformers keeps
-    its name; else return None."""
+    """Open the checkpoint that a model in memory was loaded from, if transformers keeps its name;
+    else return None."""
     name = name_of_loaded(live)
     commit = getattr(live.config, "_commit_hash", None)
     is_directory = name != "" and Path(name, CONFIG).is_file()
@@ -118,8 +118,7 @@ def _origin(live: "PreTrainedModel") -> Snapshot | None:
 
 @contextmanager
 def opened(held: InMemoryModel, options: Evaluate) -> Iterator[Lineup]:
-    """Yield the evaluation's lineup of a model in memory, with its small files in a temporary
-    folder."""
+    """Yield the lineup of a model in memory, with its small files in a temporary folder."""
     live = held.live
     with tempfile.TemporaryDirectory(prefix="ropext-live-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
@@ -140,8 +139,8 @@ def opened(held: InMemoryModel, options: Evaluate) -> Iterator[Lineup]:
 
 
 def _with_its_adapter(held: InMemoryModel, variants: Sequence[Variant]) -> list[Variant]:
-    """Return the evaluated variants that a PEFT model in memory computes with its adapter; all
-    other variants are without it."""
+    """Return the variants that a PEFT model in memory computes with its adapter; all other variants
+    are without it."""
     if held.model is held.live:
         return []
     long = [variant for variant in variants if variant.kind == EXTENDED]

@@ -65,8 +65,7 @@ class Lineup:
 
     @property
     def held(self) -> InMemoryModel | None:
-        """Return the model in memory that an evaluation measures; None if ropext loads the models
-        itself."""
+        """Return the model in memory that is measured; None if ropext loads the models itself."""
         return in_memory_model_of(self.variants[-1].snapshot)
 
     def contents(self, digests: Digests, trust_remote_code: bool) -> dict[str, dict[str, Json]]:
@@ -85,8 +84,8 @@ class Lineup:
         return contents
 
     def labelled(self, labels: Mapping[str, str]) -> "Lineup":
-        """Return the evaluation's lineup under the user's labels. Base, untouched and control keep
-        theirs: tables and gates know them."""
+        """Return the lineup under the user's labels. Base, untouched and control keep theirs:
+        tables and gates know them."""
         if not labels:
             return self
         check_labels(labels, [variant.label for variant in self.variants])
@@ -123,8 +122,7 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
 
 
 def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
-    """Return the lineup of one evaluated model: its base, and the variants that the options
-    name."""
+    """Return the lineup of one model: its base, and the variants that the options name."""
     reach = reach_of(snapshot, options.context)
     if options.method:
         return _line_up_methods(snapshot, options, reach)
@@ -160,8 +158,8 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
 def line_up_patched(
     snapshot: Snapshot, plan: ExtensionPlan, original: dict[str, Json], options: Evaluate
 ) -> Lineup:
-    """Return the lineup to evaluate a model that was patched in memory: the model as it computes
-    now, and its base.
+    """Return the lineup of a model that was patched in memory: the model as it computes now, and
+    its base.
 
     The base is the model that the options name; without one it is the model by the config that it
     had before.
@@ -196,7 +194,7 @@ def line_up_checkpoints(
     contents: Mapping[str, str],
     control: Path | None = None,
 ) -> Lineup:
-    """Return the lineup to evaluate a base and checkpoints made from it, by their labels.
+    """Return the lineup of a base and of checkpoints made from it, by their labels.
 
     It also has the base beyond its window, and the control if `contents` name one; the control's
     adapter is in `control`. `contents` are digests of all bytes by label (`base` has the base's
@@ -204,7 +202,7 @@ def line_up_checkpoints(
     """
 
     def content(label: str) -> dict[str, Json]:
-        """Return the digest of an evaluated checkpoint's bytes, as its variant stores it."""
+        """Return the digest of a checkpoint's bytes, as a fact of its variant."""
         return {"content_sha256": contents[label]}
 
     variants = [
@@ -249,8 +247,7 @@ def overlaps_of(
 
 
 def fetched(lineup: Lineup) -> Lineup:
-    """Return the evaluation's lineup with every weight file on the disk; files of hub models are
-    fetched."""
+    """Return the lineup with every weight file on the disk; files of hub models are fetched."""
     # By directory: two revisions of one model have the same name.
     whole = {variant.snapshot.directory: variant.snapshot for variant in lineup.variants}
     whole = {directory: with_weights(snapshot) for directory, snapshot in whole.items()}
@@ -272,7 +269,7 @@ def _recorded_extension(record: Record | None) -> dict[str, Json]:
 def _extension_facts(
     method: str, factor: float, target: int, spectra: list[Spectrum], scaled: list[Spectrum]
 ) -> dict[str, Json]:
-    """Return the facts about an evaluated variant's extension, as results hold them."""
+    """Return the facts about a variant's extension, as results hold them."""
     return {
         "method": method,
         "factor": factor,
@@ -283,8 +280,8 @@ def _extension_facts(
 
 
 def _each_way(variant: Variant, options: Evaluate) -> list[Variant]:
-    """Return an evaluated variant in every way that the options name: without and with the adapter,
-    each also with every rounded cache."""
+    """Return a variant in every way that the options name: without and with the adapter, each also
+    with every rounded cache."""
     read = list[Variant]()
     plain = [variant]
     if options.adapter is not None:
@@ -300,8 +297,8 @@ def _each_way(variant: Variant, options: Evaluate) -> list[Variant]:
 
 
 def _line_up_methods(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Lineup:
-    """Return the lineup to evaluate a grid of methods and factors, with base and untouched, as
-    papers print it."""
+    """Return the lineup of a grid of methods and factors, with base and untouched, as papers print
+    it."""
     variants = [base_variant(snapshot)]
     if not reach.has_table:
         variants.append(Variant(UNTOUCHED, UNTOUCHED, snapshot))
@@ -341,8 +338,7 @@ def _line_up_methods(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -
 
 
 def _record_of_scaled_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
-    """Return the record of an evaluated model's scaling that only its config names; None if there
-    is none.
+    """Return the record of a scaling that only the config of a model names; None if there is none.
 
     Raise UsageError if the config does not state the original length.
     """
@@ -362,7 +358,7 @@ def _record_of_scaled_config(snapshot: Snapshot, options: Evaluate) -> Record | 
 def _base_of_lineup(
     snapshot: Snapshot, record: Record | None, options: Evaluate, reach: ModelReach
 ) -> tuple[Variant | None, int, str]:
-    """Return the base of an evaluation's lineup, its context, and a warning if there is no base."""
+    """Return the base, its context, and a warning if there is no base."""
     context = reach.context
     if options.base is not None:
         named = open_snapshot(options.base)
@@ -392,8 +388,7 @@ def _base_of_lineup(
 
 
 def _untrained_checkpoint(snapshot: Snapshot, record: Record) -> Snapshot | None:
-    """Return the checkpoint with the weights from before the extension, the base of an evaluation;
-    None if there is none.
+    """Return the checkpoint with the weights from before the extension; None if there is none.
 
     It is the snapshot itself if nothing was trained (a fit changes no weight), otherwise the copy
     that a fine-tuning keeps in its result.

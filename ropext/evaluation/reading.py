@@ -62,8 +62,7 @@ class Prefix:
     """Tokens that are read once, and the cache from which each question continues."""
 
     def __init__(self, scorer: TokenScorer, ids: Ids) -> None:
-        """Keep the scorer and the token ids of the prompt that several questions of an evaluation
-        share."""
+        """Keep the scorer and the token ids of the prompt that several questions share."""
         self.scorer = scorer
         self.ids = ids
         self._cache: Cache | None = None
@@ -91,8 +90,7 @@ class Prefix:
 
 
 def _filled_cache(scorer: TokenScorer, prefix: Ids) -> "Cache":
-    """Return a cache of the prompt that several evaluation questions share, which can go back to
-    it."""
+    """Return a cache of the prompt that several questions share; it can go back to that prompt."""
     cache = scorer.fill_cache(prefix)
     # Layers with a window forget on purpose; newer transformers can let them remember. Before
     # 5.18 a layer that remembers gives a second reading in a row more keys than its mask has.
@@ -127,8 +125,7 @@ def _score_of_generated_answer(
 
 
 def _crop_cache(cache: "Cache", count: int, length: int) -> bool:
-    """Remove a question's last `count` tokens from the cache; return False if this cache cannot do
-    that."""
+    """Remove the last `count` tokens from a cache; return False if this cache cannot do that."""
     try:
         cache.crop(-count)
     except (RuntimeError, NotImplementedError, ValueError):  # ValueError: before transformers 5.18
@@ -137,7 +134,7 @@ def _crop_cache(cache: "Cache", count: int, length: int) -> bool:
 
 
 def _prompt_ids(prompt: Sequence[int], bos: int | None) -> Ids:
-    """Return the token ids of an evaluation question's prompt, after the BOS if there is one."""
+    """Return the token ids of a question's prompt, after the BOS if there is one."""
     return np.asarray(([] if bos is None else [bos]) + list(prompt), np.int32)
 
 
@@ -203,8 +200,8 @@ def read_short(
 
 
 def read_strided(scorer: TokenScorer, ids: Ids, size: int) -> tuple[float, float]:
-    """Return a document's weighted sum and weight in the perplexity loop of the transformers
-    documentation.
+    """Return the weighted sum of a document's losses and their weight, by the loop in the
+    transformers documentation.
 
     The loop multiplies a window's mean NLL by one less than its number of scored labels, although
     only the first window loses a label to the shift. ropext keeps that rule.
@@ -234,14 +231,12 @@ PINNED = "ropext_pinned"  # a rope_type that transformers' update function does 
 
 
 def _is_dynamic(rope_type: object) -> bool:
-    """Return whether transformers changes the frequencies of an evaluated model's rope type with
-    the length."""
+    """Return whether transformers chooses the frequencies of this rope type by the length."""
     return isinstance(rope_type, str) and ("dynamic" in rope_type or rope_type == "longrope")
 
 
 def _rope_types(module: Any) -> dict[str | None, str]:
-    """Return the rope type of an evaluated model's rotary module by layer type (None if it has one
-    rotation)."""
+    """Return the rope types of a rotary module by layer type (None if it has one rotation)."""
     kinds = getattr(module, "rope_type", None)
     if isinstance(kinds, dict):
         return dict(kinds)

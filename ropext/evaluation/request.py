@@ -196,7 +196,7 @@ def prepare(
 
 
 def _encoder_of(snapshot: Snapshot, options: Evaluate, trust_remote_code: bool) -> DocumentEncoder:
-    """Return the encoder of an evaluation's documents and questions for a model."""
+    """Return the encoder of documents and questions for a model."""
     held = in_memory_model_of(snapshot)
     with silenced():
         tokenizer = held.tokenizer if held else load_tokenizer(snapshot, trust_remote_code)

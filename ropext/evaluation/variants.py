@@ -70,8 +70,7 @@ class InMemoryModel:
         return copied
 
     def identity(self) -> dict[str, Json]:
-        """Return the identity of an evaluated model in memory, like `provenance.identity` for a
-        directory.
+        """Return the identity of a model in memory, like `provenance.identity` for a directory.
 
         No digest covers everything that computes (patched functions, hooks, autocast), so no two
         calls share an identity.
@@ -107,25 +106,24 @@ class InMemorySnapshot(Snapshot):
     origin: Snapshot | None = None  # the checkpoint that its weights came from
 
     def require_weights(self) -> None:
-        """Do nothing: the weights of the evaluated model are in memory."""
+        """Do nothing: the weights are in memory."""
 
 
 def in_memory_model_of(snapshot: Snapshot) -> InMemoryModel | None:
-    """Return the evaluated model in memory to which a snapshot belongs; None for a directory."""
+    """Return the model in memory to which a snapshot belongs; None for a directory."""
     return snapshot.held if isinstance(snapshot, InMemorySnapshot) else None
 
 
 def origin_of(snapshot: Snapshot) -> Snapshot:
-    """Return the checkpoint that an evaluated model's weights were loaded from; for a directory,
-    itself."""
+    """Return the checkpoint that a model's weights were loaded from; for a directory, itself."""
     if isinstance(snapshot, InMemorySnapshot) and snapshot.origin is not None:
         return snapshot.origin
     return snapshot
 
 
 def record_of_weights(snapshot: Snapshot) -> Record | None:
-    """Return the record of an evaluated model's extension, from the place that its weights were
-    loaded from."""
+    """Return the record of a model's extension, from the place that its weights were loaded
+    from."""
     return read_record(origin_of(snapshot).directory)
 
 
@@ -162,12 +160,11 @@ class Variant:
 
     @property
     def adapter_sha256(self) -> str | None:
-        """Return the hash of the files of an evaluated variant's adapter; None if there is no
-        adapter."""
+        """Return the hash of the adapter's files; None if there is no adapter."""
         return None if self.adapter is None else adapter_digest(self.adapter)
 
     def content(self, model: JsonObject) -> dict[str, Json]:
-        """Return the evaluated variant's identity: its kind, its model's identity, its spectrum."""
+        """Return the variant's identity: its kind, its model's identity, its spectrum."""
         content = {"kind": self.kind, "model": model, "adapter_sha256": self.adapter_sha256}
         content |= self.info
         if self.cache is not None:
@@ -176,7 +173,7 @@ class Variant:
         return content
 
     def regimes(self, frame: EvaluationSettings) -> dict[str, int]:
-        """Return the pass length of each folder of losses in an evaluated variant's store.
+        """Return the pass length of each folder of losses in the variant's store.
 
         The passes serve all lengths of a frame: one for each run of lengths that share a spectrum,
         by the spectra in the config. A static spectrum needs one pass, at the longest length.
@@ -204,8 +201,8 @@ class Variant:
 
 
 def follows_length(config: dict[str, Json], longest: int) -> bool:
-    """Return whether stock uses another spectrum for an evaluated or served text of the longest
-    length than for a short one."""
+    """Return whether stock uses another spectrum for a text of the longest length than for a short
+    one."""
     sites = _sites(config)
     if sites is None:
         return _names_length(config)
@@ -213,8 +210,8 @@ def follows_length(config: dict[str, Json], longest: int) -> bool:
 
 
 def _sites(config: dict[str, Json]) -> tuple[RopeSite, ...] | None:
-    """Return the rotary embeddings of an evaluated model's config; None if it has none, or if its
-    family is unknown."""
+    """Return the rotary embeddings of a config; None if it has none, or if its family is
+    unknown."""
     try:
         return tuple(families.read(config).sites)
     except UnsupportedModel:
@@ -222,7 +219,7 @@ def _sites(config: dict[str, Json]) -> tuple[RopeSite, ...] | None:
 
 
 def _mixes_tokens(config: JsonObject) -> bool:
-    """Return whether 8-bit weights make the measured loss of a token depend on later tokens.
+    """Return whether 8-bit weights make the loss of a token depend on the tokens after it.
 
     LLM.int8 (Dettmers et al. 2022) keeps a column of activations in 16 bits if any token of the
     pass has an outlier there.
@@ -234,8 +231,8 @@ def _mixes_tokens(config: JsonObject) -> bool:
 
 
 def _names_length(config: dict[str, Json]) -> bool:
-    """Return whether the config of an evaluated model of unknown family names a spectrum that
-    depends on the length."""
+    """Return whether the config of an unknown family names a spectrum that depends on the
+    length."""
     named = set(_texts(config.get("rope_scaling")))
     named |= set(_texts(config.get("rope_parameters")))
     return not named.isdisjoint(LENGTH_DEPENDENT)
@@ -254,8 +251,7 @@ def _texts(value: Json) -> Iterator[str]:
 
 
 def _regime(site: RopeSite, length: int) -> Any:
-    """Return a value that is equal for two lengths of documents if stock uses the same spectrum at
-    both."""
+    """Return a value that is equal for two lengths if stock uses the same spectrum at both."""
     spectrum = site.rope.spectrum
     if site.params["rope_type"] == "dynamic":
         return max(length, site.rope.original_context)
@@ -264,7 +260,7 @@ def _regime(site: RopeSite, length: int) -> Any:
 
 
 def adapter_digest(adapter: str) -> str:
-    """Hash the files of an evaluated adapter, each with its name."""
+    """Hash the files of an adapter, each with its name."""
     digest = hashlib.sha256()
     for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
         if name.endswith((".safetensors", ".json")):
@@ -274,8 +270,8 @@ def adapter_digest(adapter: str) -> str:
 
 
 def trained_on(variant: Variant) -> TrainingDocuments | None:
-    """Return the record of the documents that an evaluated variant was trained or fitted on; None
-    if there is none."""
+    """Return the record of the documents that a variant was trained or fitted on; None if there is
+    none."""
     record = record_of_weights(variant.snapshot)
     before_it = variant.config is not None and variant.kind != EXTENDED
     if before_it and record is not None and record.more.get(FIT):
@@ -297,7 +293,7 @@ def base_variant(
     beside: InMemory = CONFIG_ALONE,
     info: JsonObject | None = None,
 ) -> Variant:
-    """Return the base of an evaluation: a model that reads documents through the short window.
+    """Return the base: a model that reads documents through the short window.
 
     The pictures show the frequencies of its first scaled rotary embedding.
     """
@@ -315,8 +311,7 @@ Computing = Callable[[Variant], AbstractContextManager[Any]]
 
 @contextmanager
 def applied(model: Any, variant: Variant) -> Iterator[Any]:
-    """Make a loaded model compute as a variant of an evaluation or fit says, inside the `with`
-    block."""
+    """Make a loaded model compute as the variant says, inside the `with` block."""
     from ropext.models.patching import apply_config, unpatch
     from ropext.models.patching.rounding import cache_rounded
 
@@ -346,8 +341,8 @@ class ModelReach:
     has_table: bool = False  # each position is a row of a table
 
     def base_of(self, extended: Snapshot, record: Record) -> Variant | None:
-        """Return the base of an evaluation: the model before its recorded extension, with weights
-        that nothing trained since.
+        """Return the base: the model before its recorded extension, with weights that nothing
+        trained since.
 
         Its table has the old rows; return None if not all of them were kept.
         """
@@ -362,8 +357,8 @@ class ModelReach:
 
 
 def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
-    """Return the lengths that a model to evaluate or serve reads, from its config; `stated` is the
-    user's value of the trained context."""
+    """Return the lengths that a model reads, from its config; `stated` is the user's value of the
+    trained context."""
     try:
         model = families.read(snapshot.config, context=stated)
     except UnsupportedModel:
@@ -386,7 +381,7 @@ def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
 
 
 def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> ModelReach:
-    """Return the lengths that a model to evaluate reads if a config or a table carries its position
+    """Return the lengths that a model reads if its config or a table carries the position
     scheme."""
     has_table = bool(scheme.tensors)
     if has_table and stated is not None and stated > scheme.context:
@@ -404,8 +399,8 @@ def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> Model
 
 
 def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
-    """Return the length in the config of a model to evaluate without rotary embeddings; None if
-    there is none."""
+    """Return the length in the config of a model without rotary embeddings; None if there is
+    none."""
     if scheme is not None and scheme.context:
         return scheme.context
     for key in LENGTH_KEYS:
@@ -416,8 +411,8 @@ def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
 
 
 def _uncarried(snapshot: Snapshot, scheme: Positions | None, stated: int | None) -> ModelReach:
-    """Return the lengths that a model to evaluate reads if no config extends its position scheme,
-    such as slopes."""
+    """Return the lengths that a model reads if no config extends its position scheme, such as
+    slopes."""
     stored = _stored_length(snapshot, scheme)
     context = stated or int(stored or 0)
     limit = int(stored or context)

@@ -99,8 +99,8 @@ class MaskedTokens:
         return room
 
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> EvaluationSettings:
-        """Return a frame to read documents in which every length scores the same tokens, so that
-        the shortest bounds the tail."""
+        """Return a frame in which every length scores the same tokens of a document, so that the
+        shortest length bounds the tail."""
         tail = min(tail_tokens(context), self.text_in(lengths[0]))
         return EvaluationSettings(context, lengths, tail, Bootstrap(seed), self.scoring)
 
@@ -131,8 +131,8 @@ NEXT_TOKEN = NextToken()
 
 
 def checked_prediction(options: Evaluate, encoder: DocumentEncoder, name: str) -> MaskedTokens:
-    """Return how an evaluated masked language model predicts; raise UsageError for options of
-    causal models."""
+    """Return how a masked language model predicts; raise UsageError for options of causal
+    models."""
     given = {
         "--tasks": bool(options.tasks),
         "--lm-eval": bool(options.lm_eval),
@@ -192,7 +192,7 @@ class Unit:
 
     @property
     def asks(self) -> bool:
-        """Return whether the unit of an evaluation is questions, not a document."""
+        """Return whether the unit is questions, not a document."""
         return self.document is None
 
     @property
@@ -202,8 +202,7 @@ class Unit:
         return (*self.beside, self.name)
 
     def is_in(self, store: Store) -> bool:
-        """Return whether a variant's store has all files of this document's or question's
-        results."""
+        """Return whether a store has all files of the unit."""
         return all(store.has(name) for name in self.files)
 
 
@@ -227,7 +226,7 @@ class Workload:
         return replace(self, documents=self.documents[begin:end], questions=())
 
     def units(self, variant: Variant) -> Iterator[Unit]:
-        """Yield all units of work of an evaluated variant: its documents, then its questions."""
+        """Yield all units of a variant: its documents, then its questions."""
         regimes = variant.regimes(self.frame)
         strides = dict[str, int]()
         if self.is_strided and not variant.reads_short:
@@ -243,14 +242,14 @@ class Workload:
 
     @cached_property
     def hashes(self) -> tuple[str, ...]:
-        """Return the digest of the tokens to read from each document of an evaluation."""
+        """Return the digest of the tokens to read from each document."""
         longest = self.frame.longest
         return tuple(document.prefix_hashes([longest])[longest] for document in self.documents)
 
     @cached_property
     def _groups(self) -> dict[bool, list[tuple[tuple[Item, ...], str]]]:
-        """Return each group of evaluation questions with the file of its answers, by whether the
-        text is truncated to the trained context."""
+        """Return each group of questions with the file of its answers, by whether the text is
+        truncated to the trained context."""
         groups: dict[bool, list[tuple[tuple[Item, ...], str]]] = {False: [], True: []}
         for items in self.questions:
             groups[False].append((items, self._file_of(items)))
@@ -265,22 +264,21 @@ class Workload:
         return f"{ANSWERS}{items[0].task}-{self._length_of(items)}-{items[0].index}-{content}.json"
 
     def tokens(self, variant: Variant) -> int:
-        """Count the forward tokens of an evaluated variant over its documents and questions."""
+        """Count the forward tokens of a variant over its documents and questions."""
         return sum(unit.tokens for unit in self.units(variant))
 
     def reading(self, variant: Variant, store: Store) -> Reading:
-        """Return the losses of the documents from an evaluated variant's store."""
+        """Return the losses of the documents from the variant's store."""
         return store.reading(variant.label, variant.regimes(self.frame), self.hashes)
 
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
-        """Return the scores of the questions from an evaluated variant's store, in a fixed
-        order."""
+        """Return the scores of the questions from the variant's store, in a fixed order."""
         rows = [row for _, name in self._groups[variant.reads_short] for row in store.get(name)]
         scores = read_values(list[ItemScore], rows, variant.label)
         return sorted(scores, key=lambda s: (s.task, s.length, s.index, s.depth or 0.0))
 
     def measured(self, variants: Iterable[Variant], stores: Mapping[str, Store]) -> Measurement:
-        """Return the measurement of the evaluated variants from the stores, by label."""
+        """Return the measurement of the variants from the stores, by label."""
         models = dict[str, MeasuredModel]()
         for variant in variants:
             store = stores[variant.label]
@@ -310,7 +308,7 @@ class Workload:
 
     @cached_property
     def described(self) -> Documents:
-        """Return the evaluated documents as results hold them."""
+        """Return the documents as results hold them."""
         return Documents(
             tuple(document.name for document in self.documents),
             tuple(document.prefix_hashes(self.frame.lengths) for document in self.documents),
@@ -320,8 +318,8 @@ class Workload:
     def _of_document(
         self, document: Document, name: str, variant: Variant, regime: str, length: int
     ) -> Unit:
-        """Return the unit of an evaluated document: through the short window, in one long pass, or
-        by the loop in the transformers documentation."""
+        """Return the unit of a document: through the short window, in one long pass, or by the loop
+        in the transformers documentation."""
         frame = self.frame
         beside = tuple[str, ...]()
         if regime == "short":
@@ -355,7 +353,7 @@ class Workload:
         return items[0].length + (self.bos is not None)
 
     def _of_questions(self, items: tuple[Item, ...], name: str, variant: Variant) -> Unit:
-        """Return the unit of an evaluation's questions about one haystack."""
+        """Return the unit of the questions about one haystack."""
         length = self._length_of(items)
         kind = f"{items[0].task} at {length_text(length)}"
         if items[0].whole:

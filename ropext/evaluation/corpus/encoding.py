@@ -298,8 +298,7 @@ class DocumentEncoder:
         return hashlib.sha256(salted.encode()).hexdigest()
 
     def document(self, name: str, text: str, limit: int) -> Document:
-        """Return the document of a corpus: at most `limit` tokens from the start of a text, BOS
-        included."""
+        """Return a document: at most `limit` tokens from the start of a text, BOS included."""
         size = limit * CHARACTERS_PER_TOKEN
         while True:
             with tokenizer_panics_refused(self.tokenizer.name_or_path, name):

@@ -78,7 +78,7 @@ class SmallestKeys:
     tokens: int = 0
 
     def admits(self, key: str) -> bool:
-        """Return whether `add` would keep a document of the corpus with this key."""
+        """Return whether `add` would keep a document with this key."""
         return self.tokens < self.wanted or -int(key, 16) > self.heap[0][0]
 
     def add(self, key: str, document: Document, tokens: int) -> None:
@@ -90,7 +90,7 @@ class SmallestKeys:
             self.tokens -= heapq.heappop(self.heap)[1]
 
     def in_order(self) -> list[Document]:
-        """Return the chosen documents of the corpus in the order of their keys."""
+        """Return the kept documents in the order of their keys."""
         return [document for _, _, document in sorted(self.heap, reverse=True)]
 
 
@@ -188,8 +188,8 @@ def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -
 def glue_documents(
     documents: Iterable[Document], length: int, count: int, separator: int | None = None
 ) -> tuple[Document, ...]:
-    """Return at most `count` sequences of `length` tokens, each joined from whole documents of a
-    corpus except its last.
+    """Return at most `count` sequences of `length` tokens, each joined from whole documents except
+    its last.
 
     The rest of a sequence's last document is left out. No document is in two sequences, so an
     interval may take the sequences as its units. `separator` follows each document.
@@ -210,8 +210,7 @@ def glue_documents(
 
 
 def _closed(document: Document, separator: int | None) -> Document:
-    """Return the tokens of a document of a corpus with the separator after them; unchanged if there
-    is none."""
+    """Return a document with the separator after its tokens; unchanged if there is no separator."""
     if separator is None:
         return document
     ids = np.append(document.ids, np.int32(separator))
@@ -219,8 +218,7 @@ def _closed(document: Document, separator: int | None) -> Document:
 
 
 def _joined(parts: list[Document]) -> Document:
-    """Return one document made of several documents of a corpus, with their tokens and
-    fingerprints."""
+    """Return one document made of several, with their tokens and fingerprints."""
     name = parts[0].name
     if len(parts) > 1:
         name = f"{name} … {parts[-1].name}"

@@ -70,7 +70,7 @@ class Source:
         return not isinstance(self.data, Texts) and not self.place.exists()
 
     def part(self, splits: Mapping[str, T]) -> T:
-        """Return the split of a data set of documents to read (--split), from the splits that it
+        """Return the split to read (--split, or the default one), from the splits that the data
         has."""
         split = self.split or self.default_split
         if self.split is None and NO_SPLIT in splits:
@@ -148,7 +148,7 @@ def _given(source: Source) -> Iterator[RawDocument]:
 
 
 def _row_content(row: object, source: Source, where: str) -> str | Messages:
-    """Return a document from a row of --data, which may also be the text or the messages
+    """Return the text or messages in a row of --data; the row may also be the text or the messages
     themselves."""
     if isinstance(row, str | list):
         return _content({source.column or DEFAULT_COLUMNS[0]: row}, source, where)
@@ -368,7 +368,6 @@ def _read_json(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
 
 def _read_parquet(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
     """Yield a document for each row of a parquet file of --data."""
-
     import pyarrow
     import pyarrow.parquet
 
@@ -406,7 +405,7 @@ def _column(row: JsonObject, source: Source, where: str) -> str:
 
 
 def _content(row: JsonObject, source: Source, where: str) -> str | Messages:
-    """Return the document, text or messages, in a row of --data."""
+    """Return the text or messages in a row of --data; raise an error for anything else."""
     name = _column(row, source, where)
     content = row[name]
     if isinstance(content, str):
@@ -422,7 +421,7 @@ def _content(row: JsonObject, source: Source, where: str) -> str | Messages:
 
 
 def _with_text_alone(rows: Any, source: Source) -> Any:
-    """Return a data set of documents with only the column that ropext reads.
+    """Return a dataset of documents with only the column that ropext reads.
 
     To decode an image or a sound, `datasets` would open the path in its row, which may be any file
     here.
@@ -496,8 +495,8 @@ def _repository(source: Source) -> tuple[str, str]:
 
 
 def _read_dataset(source: Source) -> Iterator[RawDocument]:
-    """Yield the documents of a --data set from the hub, or of one that `datasets` saved."""
-
+    """Yield the documents of a dataset repository, on the hub or on the disk, or of a folder that
+    `datasets` saved."""
     from ropext.files.checkpoint import hub  # late: local texts need neither
 
     name, config = _repository(source)
