@@ -65,7 +65,7 @@ def test_pairs_of_frequency_zero_are_no_scaling_and_stay_in_the_original() -> No
     """Gemma 4 rotates a quarter of its pairs: to read the rest as plain would turn them on."""
     rope = Rope(8, 1e6, 4096, pair_factors=(1.0, math.inf, math.inf, math.inf))
     assert not rope.is_scaled
-    assert rope.has_non_rotating
+    assert rope.has_non_rotating_pairs
     shipped = Rope(
         8, 1e6, 32_768, original_context=4096, pair_factors=(8.0, math.inf, math.inf, math.inf)
     )

@@ -123,7 +123,7 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
 def native(rope: Rope, scaling: Scaling) -> forms.Params | None:
     """Return a scaling method's own stock rope dict, which only a plain embedding can use; else
     None."""
-    if rope.is_scaled or rope.has_non_rotating or rope.softmax_factor != 1:
+    if rope.is_scaled or rope.has_non_rotating_pairs or rope.softmax_factor != 1:
         return None
     return scaling.native
 

@@ -105,7 +105,7 @@ class Rope:
         return all(p in (1, math.inf) for p in factors)
 
     @property
-    def has_non_rotating(self) -> bool:
+    def has_non_rotating_pairs(self) -> bool:
         """Return whether some rotary pairs do not turn: only the stock form `proportional` can
         express that."""
         return math.inf in self.pair_factors
@@ -127,11 +127,11 @@ class Rope:
 
     def original(self) -> "Rope":
         """Return the same rotary embedding before the scaling that its config declares."""
-        standing = tuple(p if p == math.inf else 1.0 for p in self.pair_factors)
+        stopped = tuple(p if p == math.inf else 1.0 for p in self.pair_factors)
         return replace(
             self,
             context=self.original_context,
-            pair_factors=standing if self.has_non_rotating else (),
+            pair_factors=stopped if self.has_non_rotating_pairs else (),
             short_pair_factors=(),
             attention_factor=1.0,
             softmax_factor=1.0,

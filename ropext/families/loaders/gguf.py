@@ -250,7 +250,7 @@ def _offered_ropes(
         yield GgufRope(params["rope_theta"], scaling, params["factor"], original)
     # A yarn over non-rotating pairs has the form of a longrope.
     if params["rope_type"] == "yarn" or (
-        rope.has_non_rotating and params["rope_type"] == "longrope"
+        rope.has_non_rotating_pairs and params["rope_type"] == "longrope"
     ):
         offer = GgufRope(params["rope_theta"], "yarn", params["factor"], original)
         if "log" in row.adds:
@@ -281,7 +281,7 @@ def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Itera
             continue
         if fixed_theta and abs(offer.freq_base / rope.theta - 1) > forms.EXACT:
             continue
-        if rope.has_non_rotating and not offer.divisors:
+        if rope.has_non_rotating_pairs and not offer.divisors:
             offer = replace(offer, divisors=_stopping_divisors(rope))
         ratio = wanted.attention_factor / read(offer, rope.dim).attention_factor
         if not forms.agree(ratio, 1):

@@ -147,14 +147,14 @@ def _longrope_kinds(params: Params) -> list[str]:
         kinds.append("longrope-two-sets")
     elif not is_custom:
         kinds.append("longrope")
-    if _has_standing_pairs(params):
+    if _has_non_rotating_pairs(params):
         kinds.append("longrope-standing")
     if is_custom:
         kinds.append("longrope-custom")
     return kinds
 
 
-def _has_standing_pairs(params: Params) -> bool:
+def _has_non_rotating_pairs(params: Params) -> bool:
     """Return whether a factor of a longrope dict is infinite, which stops its rotary pair."""
     for key in ("short_factor", "long_factor"):
         for factor in params.get(key) or ():
