@@ -151,8 +151,8 @@ def lengths_of(text: TextConfig, site: RopeSite, source: str) -> Lengths:
     kind = params["rope_type"]
     factor = params.get("factor") or 1.0
     # Each length key is checked, also if this rope type does not need it.
-    longer = text.integer(text.row.length) if text.row.length else None
     named = text.integer(ORIGINAL) if kind in STRETCHED else None
+    longer = text.integer(text.row.length) if text.row.length else None
     stated = text.sizes.context
     original = site.rope.original_context
     if not site.scaled:
