@@ -4,8 +4,7 @@ Each warning is a function in a list. It returns its sentence, which begins with
 brackets, or "" if it does not apply.
 """
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable
 
 from ropext.families.loaders import WRONG, newest
 from ropext.planning.measured import farther
@@ -305,17 +304,3 @@ def warnings_of(plan: Plan) -> tuple[str, ...]:
         if needs in has and (sentence := warning(plan)):
             sentences.append(sentence)
     return tuple(sentences)
-
-
-Subject = TypeVar("Subject")
-
-
-def sentences_of(rows: Iterable[Callable[[Subject], str]], subject: Subject) -> list[str]:
-    """Return the warnings that apply to a plan; each row is a function that returns its warning or
-    ""."""
-    sentences = list[str]()
-    for row in rows:
-        sentence = row(subject)
-        if sentence:
-            sentences.append(sentence)
-    return sentences

@@ -6,7 +6,6 @@ The list has the same format as in planning/warnings.py.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ropext.planning.warnings import sentences_of
 from ropext.scaling.rope import Positions
 from ropext.scaling.tables import METHODS, alike
 
@@ -93,4 +92,4 @@ TABLES: tuple[Callable[[PlannedTable], str], ...] = (
 
 def table_warnings(plan: PlannedTable) -> tuple[str, ...]:
     """Return the warnings of a plan for tables, buckets or slopes."""
-    return tuple(sentences_of(TABLES, plan))
+    return tuple(filter(None, (warning(plan) for warning in TABLES)))
