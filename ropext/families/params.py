@@ -111,11 +111,11 @@ def _refuse_misspelt(key: str, source: Dict) -> None:
         )
 
 
-def keep_query_scales(standing: Params, new: Params) -> Params:
+def keep_query_scales(old: Params, new: Params) -> Params:
     """Return the new rope dict with every key that the scaling of queries reads, as the old rope
     dict has it."""
-    read = [key for s in QUERY_KEYS if s.key in standing for key in (s.key, *s.beside)]
-    return new | {key: standing[key] for key in read if key in standing}
+    read = [key for s in QUERY_KEYS if s.key in old for key in (s.key, *s.beside)]
+    return new | {key: old[key] for key in read if key in old}
 
 
 # Read by some loaders only, or implied by their absence: missing on one side is no conflict.

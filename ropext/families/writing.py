@@ -272,9 +272,9 @@ def unexpected_changes(model: Model, changed: Iterable[str]) -> list[str]:
         for scale in QUERY_KEYS:
             if site.params.get(scale.key):
                 kept |= {scale.key, *scale.beside}
-    beside = []
+    unexpected = []
     for key in changed:
         holder, _, name = key.rpartition(".")
         if name not in names or ("rope_parameters" in holder.split(".") and name in kept):
-            beside.append(key)
-    return beside
+            unexpected.append(key)
+    return unexpected

@@ -103,7 +103,7 @@ class UnextendedModel:
     disagrees: bool  # two spellings of its config with each other
 
 
-# The programs that read a model, and the lines that run it.
+# How each program reads a model, and the lines that run it.
 Programs = tuple[tuple[LoaderReading, ...], tuple[Serving, ...]]
 
 
@@ -120,9 +120,8 @@ class Carrier:
 
     in_transformers = True  # whether transformers loads the result
     cache = CacheRules(1, 0, ("f16", "q8_0", "q4_0", "fp8"))
-    more_forms: ClassVar[
-        tuple[str, ...]
-    ] = ()  # rope types for spectra that only this place can hold
+    # Rope types of spectra that only this place can hold, as no dict of the family can.
+    more_forms: ClassVar[tuple[str, ...]] = ()
 
     @property
     def three_axes(self) -> bool:
@@ -249,11 +248,11 @@ class Carrier:
                 keys[key] = stated
         return gguf.flags(row.name, rope, keys)
 
-    def read_unextended(self, standing: UnextendedModel) -> Programs:
+    def read_unextended(self, unextended: UnextendedModel) -> Programs:
         """Return how each loader reads a model without an extension, and how to run it."""
         model = self.model
         main = model.scaled_sites[0]
-        text = text_part(standing.config, model.path)
+        text = text_part(unextended.config, model.path)
         read = partial(
             loaders.readings,
             model.text_type,
@@ -263,13 +262,13 @@ class Carrier:
             target=model.context,
         )
         readings = read(v5_only="rope_parameters" in text and "rope_scaling" not in text)
-        if standing.disagrees:
-            agrees = _older_agrees(standing.config, model)
+        if unextended.disagrees:
+            agrees = _older_agrees(unextended.config, model)
             readings = _of_two_spellings(read(), read(v5_only=True), agrees)
-        directory = loaders.ServedDirectory.of(model, standing.name, on_hub=standing.on_hub)
+        directory = loaders.ServedDirectory.of(model, unextended.name, on_hub=unextended.on_hub)
         known = self.readings(main, model.context)
         lines = loaders.serving_lines(
-            directory, known, main.params, context=standing.context, target=model.context
+            directory, known, main.params, context=unextended.context, target=model.context
         )
         return readings, lines
 

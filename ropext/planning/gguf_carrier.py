@@ -146,12 +146,12 @@ class GgufCarrier(Carrier):
             return ""
         return gguf.flags(self.architecture, rope, keys)
 
-    def read_unextended(self, standing: UnextendedModel) -> Programs:
+    def read_unextended(self, unextended: UnextendedModel) -> Programs:
         """Return how each program reads a GGUF without an extension, and how to run it."""
         context = self.model.context
         readings = self.readings(self.model.scaled_sites[0], context)
         nothing: Params = {}  # for Ollama's environment: the file is scaled already
-        lines = loaders.file_lines(self.place_of(standing.name), context, readings, nothing)
+        lines = loaders.file_lines(self.place_of(unextended.name), context, readings, nothing)
         return readings, lines
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:

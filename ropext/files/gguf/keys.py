@@ -144,10 +144,10 @@ class FileCarrier(GgufCarrier):
         in place of a command that would copy only the first part."""
         return self._of_parts(super().serving(plan, place))
 
-    def read_unextended(self, standing: UnextendedModel) -> Programs:
+    def read_unextended(self, unextended: UnextendedModel) -> Programs:
         """Return how engines read the GGUF as it is, and the commands that serve it. If it is
         split, LM Studio gets a note in place of a command."""
-        readings, serving = super().read_unextended(standing)
+        readings, serving = super().read_unextended(unextended)
         return readings, self._of_parts(serving)
 
     def _of_parts(self, lines: tuple[Serving, ...]) -> tuple[Serving, ...]:

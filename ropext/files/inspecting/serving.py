@@ -51,14 +51,14 @@ def read_again(snapshot: Snapshot) -> Served:
     if record is not None:
         context = record.context
     carrier = snapshot.carries(model)
-    standing = UnextendedModel(
+    unextended = UnextendedModel(
         snapshot.place,
         snapshot.config,
         context,
         on_hub=snapshot.is_on_hub,
         disagrees=bool(conflicts),
     )
-    readings, lines = carrier.read_unextended(standing)
+    readings, lines = carrier.read_unextended(unextended)
     return Served(snapshot.name, carrier, record, readings, lines)
 
 
