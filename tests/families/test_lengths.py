@@ -109,7 +109,7 @@ def lengths(*config, **told):
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_facts_of_a_config(name):
+def test_lengths_that_a_config_states(name):
     config, context, original = SAID[name]
     assert lengths(config) == (context, original)
     made = make_plan(config, Extend(method="pi", target=2 * context, even_so=True))
@@ -118,7 +118,7 @@ def test_facts_of_a_config(name):
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_a_missing_fact_of_a_config_is_an_option_and_not_guessed(name):
+def test_a_length_that_no_key_states_is_not_guessed(name):
     config, context, original = OPEN[name]
     for from_original in (False, True):
         wish = {"method": "pi", "target": 2 * context, "from_original": from_original}

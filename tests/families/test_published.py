@@ -194,7 +194,7 @@ def test_a_shape_that_only_looks_alike_is_not_spoken_of():
     )
 
 
-def test_every_recipe_names_its_file():
+def test_every_recipe_names_its_source():
     entries = packaged("published.json")
     assert len([entry for entry in entries if "card" not in entry]) == len(RECIPES) == 12
     others = [other for entry in entries for other in entry.get("others", ())]

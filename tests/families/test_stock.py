@@ -135,7 +135,7 @@ LEFT = {
 
 
 @functools.cache
-def recipe_keys(process, model_type):
+def keys_that_stock_reads(process, model_type):
     """Return (keys without a value, keys with which stock built a model, sentences) for one
     type."""
     holders = [name for name in rotary_types() if text_part(name)[0] == model_type]
@@ -162,7 +162,7 @@ def recipe_keys(process, model_type):
 
 @pytest.mark.parametrize("model_type", SPELLINGS)
 def test_every_key_that_stock_reads_is_read(stock, model_type):
-    new, built, wrong = recipe_keys(stock, model_type)
+    new, built, wrong = keys_that_stock_reads(stock, model_type)
     assert not new, "stock reads keys for which stock_keys.py has no value"
     assert not wrong, "\n".join(wrong)
     if not built:

@@ -247,7 +247,7 @@ def test_the_source_of_a_partial_includes_its_bound_arguments():
     assert custom.method(plan.method).summary == "Divide all by a share of the factor."
 
 
-def test_compare_of_other_than_two_results_names_them(folder):
+def test_a_function_must_return_two_results(folder):
     with pytest.raises(UsageError) as caught:
         ropext.plan("ropext://demo", factor=4, method="wrong:alone")
     assert str(caught.value) == (

@@ -181,7 +181,7 @@ def main():
             try:
                 if "keys" in request:
                     config = transformers.CONFIG_MAPPING[request["keys"]]
-                    answer = {"keys": stock_keys.recipe_keys(config)}
+                    answer = {"keys": stock_keys.position_keys(config)}
                 else:
                     answer = build(request, folder)
             except Exception as error:  # every failure is reported under its type

@@ -119,7 +119,7 @@ def _another(field):
     return next((v for v in choices if v != default), None)
 
 
-def recipe_keys(cls):
+def position_keys(cls):
     """Return key -> a value other than its default, None if none is known."""
     from transformers import PreTrainedConfig
 

@@ -65,7 +65,7 @@ def test_no_plan_changes_an_unrelated_key(model_type):
 
 
 @pytest.mark.parametrize(
-    ("changed", "beside"),
+    ("changed", "unexpected"),
     [
         (["rope_parameters.factor", "max_position_embeddings", "rope_theta"], []),
         (["rope_parameters.original_max_position_embeddings"], []),
@@ -74,9 +74,9 @@ def test_no_plan_changes_an_unrelated_key(model_type):
         (["layer_types", "sliding_window"], ["layer_types", "sliding_window"]),
     ],
 )
-def test_keys_by_name(changed, beside):
+def test_keys_by_name(changed, unexpected):
     model = families.read(tiny.modern("llama"))
-    assert families.unexpected_changes(model, changed) == beside
+    assert families.unexpected_changes(model, changed) == unexpected
 
 
 def test_a_length_that_queries_read_stays():
