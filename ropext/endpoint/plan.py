@@ -84,7 +84,7 @@ class PortPlan:
 
     @property
     def frame(self) -> EvaluationSettings:
-        """Return the lengths and intervals of the server's numbers."""
+        """Return the settings of the server's numbers: context, lengths, tail and intervals."""
         return EvaluationSettings(
             self.context,
             self.wanted.lengths,

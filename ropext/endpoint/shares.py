@@ -88,9 +88,9 @@ def _token_range(numbers: Sequence[int]) -> list[int] | None:
 
 
 def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str, Json]:
-    """Return the longest length up to which a server finds 90 % of the needles: by the share, and
-    by the lower end of its interval. A length with a refused or truncated question is not
-    reached."""
+    """Return the longest length up to which a server finds at least 90 % of the needles: by the
+    share itself, and by the lower end of its interval. A length with a refused or truncated
+    question is not reached."""
     by_point = 0
     by_interval = 0
     interval_holds = True

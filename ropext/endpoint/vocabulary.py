@@ -18,8 +18,8 @@ MERGES = "tokenizer.ggml.merges"
 
 
 class FileTokenizer:
-    """A tokenizer.json with the interface that documents need of a tokenizer, without
-    transformers."""
+    """A tokenizer.json, or the tokenizer of a GGUF file, with the interface that documents need of
+    a tokenizer, without transformers."""
 
     is_fast = True
 

@@ -247,8 +247,8 @@ def argument_type(info: FieldInfo) -> object:
 
 
 def _help_lines(shown: Signature, kinds: Sequence[type[Options]], model: str) -> str:
-    """Return the lines "Arguments:" of a public function's help, one for each argument and
-    option."""
+    """Return the section "Arguments:" of a public function's help, with one line for each argument
+    and option."""
     fields = option_fields((Reach, Writing, *kinds))
     lines = ["Arguments:"]
     for name in shown.parameters:
@@ -321,8 +321,8 @@ def message_for_python(text: str, parameters: Mapping[str, Parameter]) -> str:
 
 
 def _flag_as_argument(flag: str, value: str, parameters: Mapping[str, Parameter]) -> str:
-    """Write one flag as an argument of a public function, with the value of the option if it has
-    one."""
+    """Write one flag as an argument of a public function, with its value if it has one; a flag that
+    the function does not have stays a flag."""
     name = _argument_name(flag.lstrip("-"))
     if name not in parameters:
         return f"{flag} {value}".rstrip()

@@ -265,8 +265,8 @@ def _holds_documents(given: object) -> bool:
 
 
 def _document_rows(given: Any) -> Iterable[str | Mapping[str, Any]]:
-    """Return the documents in a table of another library, which Python may give for --data; a
-    mapping is one row."""
+    """Return the documents that Python gives for an option such as --data: the rows of a table of
+    another library, one mapping as one row, or the iterable itself."""
     rows: Iterable[str | Mapping[str, Any]] = given
     if isinstance(given, Mapping):
         if any(hasattr(part, "column_names") for part in given.values()):
