@@ -145,7 +145,7 @@ def _measure_server(run: PortRun) -> Measurement:
             remarks += [UNSEEN.format(length=length_text(length)) for length in truncated.unknown]
         items[label] = _scored_answers(row, truncated.reasons)
     _write_results(run, _measured_models(run, rows, items), remarks)
-    return replace(rundir.read_finished_run(run.folder), resumed=resumed)
+    return replace(rundir.read_unchecked_run(run.folder), resumed=resumed)
 
 
 def _planned_questions(run: PortRun) -> tuple[list[Question], list[str]]:

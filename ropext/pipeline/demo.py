@@ -32,8 +32,8 @@ from ropext.results.report.cells import (
     Column,
     nats_cell,
     share_cell,
-    short_point_cell,
     table_of_values,
+    two_digit_point_cell,
     value_cell,
 )
 from ropext.results.report.gates import failed_gate_lines, gate_table, percent_text
@@ -86,8 +86,8 @@ COLUMNS = (
     Column(f"needles at {TARGET}", f"keys@{TARGET}", share_cell),
 )
 SHORT_COLUMNS = (
-    Column(f"perplexity at {TARGET:,} tokens", f"tail@{TARGET}", short_point_cell),
-    Column("needles found", f"keys@{TARGET}", short_point_cell),
+    Column(f"perplexity at {TARGET:,} tokens", f"tail@{TARGET}", two_digit_point_cell),
+    Column("needles found", f"keys@{TARGET}", two_digit_point_cell),
 )
 TITLE = "The bundled model at 4× its context"
 NOTE = (

@@ -151,8 +151,8 @@ class EvaluationSettings:
         return tuple(sorted(lengths))
 
     def tail_span(self, length: int) -> Span:
-        """Return the positions of the last N tokens before a length of results.json; with masks,
-        the positions of a document's tail, read in a window of that length."""
+        """Return the positions of the last N tokens before a length; with masks, the positions of a
+        document's tail, read in a window of that length."""
         if self.scoring.scores_all:
             return max(1, length - self.tail), length
         return self.longest - self.tail, self.longest, length

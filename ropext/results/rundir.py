@@ -155,7 +155,7 @@ def remove_unused_units(path: Path, units: Collection[str]) -> None:
 def read_run(path: Path) -> Measurement:
     """Read a finished run directory. Refuse it by name if a file is missing, torn, or not as
     ropext wrote it."""
-    measured = read_finished_run(path)
+    measured = read_unchecked_run(path)
     remarks = tuple(no_digest_warnings(path))
     if not remarks:
         _check_digests(path)
@@ -191,9 +191,9 @@ def _check_digests(path: Path) -> None:
         )
 
 
-def read_finished_run(path: Path) -> Measurement:
-    """Return the run that this process has just written or that `read_run` checks; raise InputError
-    if results.json or another part is missing or damaged."""
+def read_unchecked_run(path: Path) -> Measurement:
+    """Return a finished run without a check of its files' digests: one that this process has just
+    written, or that `read_run` checks. Raise InputError if a part is missing or damaged."""
     manifest = workdir.read(path)
     if manifest is None or manifest["command"] != "eval":
         raise InputError(

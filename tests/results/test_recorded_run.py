@@ -15,7 +15,7 @@ import pytest
 
 from ropext.base.errors import InputError
 from ropext.results.report.compared import compare_runs
-from ropext.results.rundir import read_finished_run, read_run
+from ropext.results.rundir import read_run, read_unchecked_run
 
 RUN = Path(__file__).with_name("recorded") / "run"
 LABELS = ["base", "untouched", "yarn-2x"]
@@ -80,7 +80,7 @@ def test_a_damaged_file_is_named_with_its_key(tmp_path, file, keys, value, sente
     place[keys[-1]] = value
     path.write_text(json.dumps(data), "utf-8")
     with pytest.raises(InputError) as refused:
-        read_finished_run(tmp_path / "run")
+        read_unchecked_run(tmp_path / "run")
     said = str(refused.value)
     assert sentence in said
     assert file in said
@@ -96,4 +96,4 @@ def test_an_answer_without_a_key_is_refused(tmp_path, key):
     del answer[key]
     path.write_text("\n".join([json.dumps(answer), *others]), "utf-8")
     with pytest.raises(InputError, match=rf"items\.jsonl is damaged: the key '{key}' is missing"):
-        read_finished_run(tmp_path / "run")
+        read_unchecked_run(tmp_path / "run")

@@ -82,7 +82,7 @@ def point_cell(value: Value | None) -> str:
     return BLANK if value is None else fixed_digits(value.value)
 
 
-def short_point_cell(value: Value | None) -> str:
+def two_digit_point_cell(value: Value | None) -> str:
     """Write a number as a table's cell without its interval, with two digits."""
     return BLANK if value is None else fixed_digits(value.value, digits=2)
 

@@ -140,7 +140,7 @@ def picture_with_legend(axis: "Axes") -> bytes:
 
 
 def style_axes(axis: "Axes", title: str, x: str, y: str) -> None:
-    """Set the title and the look that the axes of all plots share."""
+    """Set the title and the axis names of a plot's panel, and the look that all panels share."""
     axis.set_title(title, loc="left", fontsize=12, color=INK)
     axis.set_xlabel(x, color=INK)
     axis.set_ylabel(y, color=INK)

@@ -70,8 +70,8 @@ def served_screen(read: "Served", verdict: str = "") -> str:
 
 
 def _engine_facts(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
-    """Return the engines on the screen of `ropext plan`: exact engines, wrong engines, and
-    unmeasured engines."""
+    """Return the facts on the screen of `ropext plan` with the engines that compute the plan, the
+    engines that do not, and the engines that were not measured."""
     same = list[str]()
     wrong = list[str]()
     unknown = list[str]()
@@ -114,14 +114,15 @@ def _serving_rows(made: ExtensionPlan, room: int) -> list[str]:
 
 
 def _is_asked_engine(made: ExtensionPlan, loader: str) -> bool:
-    """Return whether --for names a loader on the screen of `ropext plan`, or names none at all."""
+    """Return whether the screen of `ropext plan` may show an engine's command: --for names the
+    engine, or names none."""
     names = made.recipe.for_loaders
     return not names or loader in names or loader in map(loader_of, names)
 
 
 def _fitting_commands(lines: Sequence["Serving"], room: int) -> str:
-    """Return the commands that fit on the screen of `ropext plan`. A command with a factor for
-    every pair may not fit."""
+    """Return the commands that fit into `room` rows of the screen of `ropext plan`. A command with
+    a factor for every pair may not fit."""
     shown = list["Serving"]()
     for line in lines:
         if _row_count([serving_text([*shown, line])]) <= room:

@@ -20,8 +20,8 @@ from ropext.results.report.cells import (
     nats_cell,
     point_cell,
     share_cell,
-    short_point_cell,
     table_of_values,
+    two_digit_point_cell,
     value_cell,
 )
 from ropext.results.retrieval import FOUND, RULERS
@@ -92,7 +92,7 @@ MAIN_COLUMNS = (
     MainColumn(
         "same choice",
         "agreement",
-        short_point_cell,
+        two_digit_point_cell,
         "share of tokens whose likeliest next token is the base's",
         by_factor=False,
     ),
@@ -336,7 +336,7 @@ def _main_columns(run: Measurement, length: int, *, by_factor: bool = False) -> 
         elif not by_factor:
             last.append(column)
     for task in _asked_tasks(run):
-        columns.append(Column(task, f"{task}@{length}", short_point_cell))
+        columns.append(Column(task, f"{task}@{length}", two_digit_point_cell))
     return columns + last
 
 
