@@ -390,5 +390,5 @@ class FinetuneObjective(TrainingObjective[Finetuned]):
             adapter=self.tuned.best_checkpoint,
             control=None if self.control is None else self.control.best_checkpoint,
         )
-        story = tuned_report.finetune_story(result, self.part.new_rows)
+        story = tuned_report.finetune_summary(result, self.part.new_rows)
         tuned_writing.write_tuned(result, weights, files, story, manner)

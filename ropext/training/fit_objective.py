@@ -351,5 +351,5 @@ class FitObjective(TrainingObjective[Fitted]):
         finish = None
         if self.finish is not None:
             finish = partial(self.finish, self.output, self.call)
-        story = fit_report.fit_story(result, self.within)
+        story = fit_report.fit_summary(result, self.within)
         write_fitted(result, files, story, self.call.command, manner, finish)

@@ -105,7 +105,7 @@ def _pair_factors_table(done: Fitted) -> Table:
     return Table(title, "", tuple(header), tuple(rows))
 
 
-def fit_story(done: Fitted, within: str) -> TrainingSummary:
+def fit_summary(done: Fitted, within: str) -> TrainingSummary:
     """Return the story of a fit, for the record and the card."""
     training = done.training
     judge = training.judge

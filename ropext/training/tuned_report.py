@@ -116,7 +116,7 @@ def _gain_interval(gain: Value) -> str:
     return f" (95 % interval {-high:+.4f} to {-low:+.4f}{known})"
 
 
-def finetune_story(done: Finetuned, new_rows: Sequence[str]) -> TrainingSummary:
+def finetune_summary(done: Finetuned, new_rows: Sequence[str]) -> TrainingSummary:
     """Return the story of a fine-tuning, for the record and the card."""
     training = done.training
     options = training.options
