@@ -202,8 +202,8 @@ def staged(output: Output) -> Iterator[Staged]:
 
 
 def remove_output(path: Path) -> None:
-    """Delete a written output directory, also if a user edited a file of it; the step makes it
-    again. Raise OutputExists if it holds a file that ropext did not write."""
+    """Delete the output directory of a run's stage, also if a user edited a file of it; the stage
+    makes it again. Raise OutputExists if it holds a file that ropext did not write."""
     if path.exists():
         output = Output(path, force=True, written=guard.files_in)
         check_output(output)

@@ -117,7 +117,8 @@ def make_table_plan(
 
 
 def _check_options(recipe: Extend, positions: Positions) -> Positions:
-    """Refuse the options that speak of a rotation; the scheme with the context that they say."""
+    """Return the positions, for ALiBi with the context that the user gives. Raise UsageError if an
+    option is for rotary embeddings."""
     rotary = ("original_context", "attention_factor", "temperature", "like", *KNOBS)
     if positions.kind == "alibi":
         positions = replace(positions, context=recipe.context or positions.context)
