@@ -81,8 +81,8 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
     dim = model.geometry.dim
     spectra = list[Spectrum]()
     if not row.only:
-        read_unextended = rope_of(model.parts, row, dim, context, ollama=False)
-        spectra.append(ggml_read(read_unextended, dim))
+        in_llama_cpp = rope_of(model.parts, row, dim, context, ollama=False)
+        spectra.append(ggml_read(in_llama_cpp, dim))
     in_ollama = rope_of(model.parts, row, dim, context, ollama=True)
     spectra.append(ggml_read(in_ollama, dim))
     return spectra
