@@ -27,7 +27,7 @@ from ropext.base.narration import Say, interruptible, no_messages
 from ropext.endpoint.server import KEY
 from ropext.models.load import silenced
 from ropext.serving.answers import CompletionAnswers
-from ropext.serving.connections import BACKLOG, ConnectionErrors, bounded_connections
+from ropext.serving.connections import BACKLOG, AcceptErrorHandler, bounded_connections
 from ropext.serving.page import chat_page
 from ropext.serving.questions import (
     CompletionRequest,
@@ -96,7 +96,7 @@ class ModelServer:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Report connections that cannot be accepted, while uvicorn runs the server."""
-        asyncio.get_running_loop().set_exception_handler(ConnectionErrors(self.say))
+        asyncio.get_running_loop().set_exception_handler(AcceptErrorHandler(self.say))
         yield
 
     def _guarded_action(self, action: Action) -> Action:
@@ -317,10 +317,10 @@ def reserve_address(host: str, port: int) -> socket.socket:
     return taken
 
 
-def uvicorn_server(port: ModelServer) -> uvicorn.Server:
+def uvicorn_server(server: ModelServer) -> uvicorn.Server:
     """Build the uvicorn server of `ropext serve`, which logs nothing itself."""
     config = uvicorn.Config(
-        port.app(),
+        server.app(),
         http=bounded_connections(),  # type: ignore[arg-type]  # a class is called in the same way
         loop="asyncio",
         ws="none",
@@ -340,8 +340,8 @@ def requires_key() -> bool:
     return bool(os.environ.get(KEY))
 
 
-def run_server(port: ModelServer, taken: socket.socket) -> None:
+def run_server(server: ModelServer, taken: socket.socket) -> None:
     """Answer the HTTP clients of `ropext serve` until Ctrl-C, which ends a server."""
     gc.freeze()  # or the many objects of a large request have the model's searched, for seconds
     with suppress(KeyboardInterrupt), interruptible(no_messages, "", at_once=True), silenced():
-        uvicorn_server(port).run(sockets=[taken])
+        uvicorn_server(server).run(sockets=[taken])

@@ -87,7 +87,7 @@ def bounded_connections() -> partial[BoundedConnection]:
     return partial(BoundedConnection, most_connections())
 
 
-class ConnectionErrors:
+class AcceptErrorHandler:
     """A handler for errors of the event loop of `ropext serve`. If no connection can be
     accepted, it prints one line a minute."""
 

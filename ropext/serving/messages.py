@@ -36,7 +36,7 @@ class TemplatedChat:
         try:
             return str(ask_sandbox("render", {**question, "words": words, "opening": self.opens}))
         except (ValueError, TimeoutError) as error:
-            raise _refuse_messages(f"the chat template refuses this: {error}") from None
+            raise _messages_refusal(f"the chat template refuses this: {error}") from None
 
 
 def rendered_chat(served: ServedModel, body: JsonObject) -> str:
@@ -49,11 +49,11 @@ def rendered_chat(served: ServedModel, body: JsonObject) -> str:
     if not isinstance(words, dict):
         raise RequestRefusal("chat_template_kwargs must be an object", 400, "chat_template_kwargs")
     if not tokenizer.chat_template:
-        raise _refuse_messages(f"{served.name} has no chat template; use /v1/completions")
+        raise _messages_refusal(f"{served.name} has no chat template; use /v1/completions")
     try:
         template = tokenizer.get_chat_template(None, tools or None)
     except ValueError as error:
-        raise _refuse_messages(f"the chat template refuses this: {error}") from None
+        raise _messages_refusal(f"the chat template refuses this: {error}") from None
     if "'developer'" not in template and '"developer"' not in template:
         for message in messages:  # it knows OpenAI's newer name of the system role as any other
             if message["role"] == "developer":
@@ -118,13 +118,13 @@ def _check_template_losses(chat: TemplatedChat, name: str) -> None:
     found = set(MARK.findall(text))  # all at once: a request may have very many messages
     for mark, sentence in marks.sentences.items():
         if mark not in found:
-            raise _refuse_messages(sentence)
+            raise _messages_refusal(sentence)
 
 
 def _checked_messages(given: Json) -> list[dict[str, Json]]:
     """Check the `messages` of a posted chat; return them as chat templates read them."""
     if not isinstance(given, list) or not given:
-        raise _refuse_messages("messages must be a list of at least one message")
+        raise _messages_refusal("messages must be a list of at least one message")
     return [_checked_message(one, f"messages[{number}]") for number, one in enumerate(given)]
 
 
@@ -132,15 +132,15 @@ def _checked_message(given: Json, place: str) -> dict[str, Json]:
     """Return a message of a posted chat without its nulls, its content as one text, the
     arguments of tool calls as objects."""
     if not isinstance(given, dict) or not isinstance(given.get("role"), str):
-        raise _refuse_messages(f"{place} must be an object with a role")
+        raise _messages_refusal(f"{place} must be an object with a role")
     message = {key: value for key, value in given.items() if value is not None}
     for key, reason in NOT_READ.items():
         if key in message:
-            raise _refuse_messages(f"{place} has the key {key}: {reason}")
+            raise _messages_refusal(f"{place} has the key {key}: {reason}")
     message["content"] = _content_text(message.get("content", ""), f"{place}.content")
     calls = message.pop("tool_calls", [])
     if not isinstance(calls, list):
-        raise _refuse_messages(f"{place}.tool_calls must be a list")
+        raise _messages_refusal(f"{place}.tool_calls must be a list")
     for number, call in enumerate(calls):
         called = _checked_tool_call(call, f"{place}.tool_calls[{number}]")
         message.setdefault("tool_calls", []).append(called)
@@ -151,17 +151,17 @@ def _content_text(content: Json, place: str) -> str:
     """Return the text of the `content` of a posted message, which may be in parts."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list):
-        raise _refuse_messages(f"{place} must be a text, or parts of type text")
+        raise _messages_refusal(f"{place} must be a text, or parts of type text")
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind not in PARTS:
-            raise _refuse_messages(
+            raise _messages_refusal(
                 f"{place} has a part of type {kind[:40]}; ropext serve reads only text"
             )
         text = part.get(PARTS[kind]) if isinstance(kind, str) else None
         if not isinstance(text, str):
-            raise _refuse_messages(f"{place} must be a text, or parts of type text")
+            raise _messages_refusal(f"{place} must be a text, or parts of type text")
         texts.append(text)
     return " ".join(texts)
 
@@ -174,7 +174,7 @@ def _checked_tool_call(given: Json, place: str) -> dict[str, Json]:
         try:
             arguments = parse_object(arguments.encode("utf-8", "replace"), f"{place}: arguments")
         except InputError as error:
-            raise _refuse_messages(str(error)) from None
+            raise _messages_refusal(str(error)) from None
     return {**given, "function": {**function, "arguments": arguments}}
 
 
@@ -191,10 +191,12 @@ def _tool_function(given: Json, place: str) -> dict[str, Json]:
     """Return the function of a tool or tool call in a posted chat; it must have a name."""
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _refuse_messages(f"{place} must be of type function, with a function that has a name")
+        raise _messages_refusal(
+            f"{place} must be of type function, with a function that has a name"
+        )
     return function
 
 
-def _refuse_messages(sentence: str) -> RequestRefusal:
+def _messages_refusal(sentence: str) -> RequestRefusal:
     """Return the refusal of a client's request because of its `messages`."""
     return RequestRefusal(sentence, 400, "messages")

@@ -134,11 +134,11 @@ def completion_requests(
             )
     if is_chat:
         return [_completion_request(served, body, name, is_chat)]
-    turns = [
+    requests = [
         _completion_request(served, {**body, "prompt": prompt}, name, is_chat)
         for prompt in _prompts(body.get("prompt"))
     ]
-    scored = sum(turn.scored for turn in turns)
+    scored = sum(request.scored for request in requests)
     most = max(MOST_SCORED, served.limit)
     if scored > most:
         raise RequestRefusal(
@@ -147,7 +147,7 @@ def completion_requests(
             400,
             "logprobs",
         )
-    return turns
+    return requests
 
 
 def _prompts(given: Json) -> list[Json]:

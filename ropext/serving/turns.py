@@ -336,20 +336,20 @@ class AnswerThread:
         question = streamer.question
         scores: list[TokenLogprob | None] = []
         if question.candidates is not None and question.echo is not None:
-            scores = [None, *self._prompt_logprobs(streamer, question.ids, 1)]
+            scores = [None, *self._logprobs_from(streamer, question.ids, 1)]
         if question.most:
             self._generate_tokens(streamer)
         if scores:
             streamer.kept = 0  # the prompt was read for its scores
         if question.candidates is not None:
             ids = [*question.ids, *streamer.ids]
-            scores += self._prompt_logprobs(streamer, ids, len(question.ids))
+            scores += self._logprobs_from(streamer, ids, len(question.ids))
             scored = ids[len(ids) - len(scores) :]
             tokenizer = self.served.tokenizer
             streamer.logprobs = openai_logprobs(tokenizer, scored, scores, question.as_ids)
         streamer.close()
 
-    def _prompt_logprobs(
+    def _logprobs_from(
         self, streamer: AnswerStreamer, ids: Sequence[int], first: int
     ) -> list[TokenLogprob]:
         """Return the log-probabilities of the tokens of a prompt and its answer from `first` on,

@@ -60,7 +60,7 @@ def prepare_fit(
     read = data.read_fit_data(
         source, options, encoder, plan.target, enough, recorded_training(record)
     )
-    questions, notes = _pose_questions(encoder, read, options, plan, strategy)
+    questions, notes = _retrieval_questions(encoder, read, options, plan, strategy)
     notes += read.notes
     if warning := few_documents_warning(read.held_out):
         notes.append(warning)
@@ -90,7 +90,7 @@ def prepare_fit(
     )
 
 
-def _pose_questions(
+def _retrieval_questions(
     encoder: corpus.DocumentEncoder,
     read: TrainingData,
     options: Fit,

@@ -43,19 +43,19 @@ def why_start_stays(measured: Measurement, start: str) -> str | None:
     return None
 
 
-def notes_on_written(verdict: SpectrumChoice, measured: Measurement, ceiling: float) -> list[str]:
+def notes_on_written(choice: SpectrumChoice, measured: Measurement, ceiling: float) -> list[str]:
     """Return notes on the written spectrum: pairs that a guard held (no pair factor above
     `ceiling`), and whether truncation is still better."""
     notes = list[str]()
-    label = FITTED if verdict.step else START
-    guarded = spectrum.pairs_at_limit(verdict.pair_factors, ceiling)
-    if verdict.step and guarded:
+    label = FITTED if choice.step else START
+    guarded = spectrum.pairs_at_limit(choice.pair_factors, ceiling)
+    if choice.step and guarded:
         notes.append(f"stopped at a limit of the fit: pair {', '.join(map(str, guarded))}")
     behind = rules.far_change(measured, label, BASE)
     if behind.ci95 is not None and behind.ci95[0] > 0:
         notes.append(
             "truncating the text is still better: the base on its last "
-            f"{verdict.plan.context} tokens predicts the second half {behind.value:.4f} nats per "
+            f"{choice.plan.context} tokens predicts the second half {behind.value:.4f} nats per "
             "token better"
         )
     return notes

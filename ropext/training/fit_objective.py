@@ -272,17 +272,17 @@ class FitObjective(TrainingObjective[Fitted]):
         if not processes.is_main():
             return None
         judged = self.steps.models()
-        verdict = self._choose_step(pause, judged)
-        plan = verdict.plan
-        self.note(verdict.reason)
-        written = FITTED if verdict.step else START
+        choice = self._choose_step(pause, judged)
+        plan = choice.plan
+        self.note(choice.reason)
+        written = FITTED if choice.step else START
         measured = self.measured
         ceiling = self.learned_spectrum(self.start).ceiling
         yarn = self.starts.get("yarn")
         distance = 0.0
         if yarn is not None:
             distance = rules.far_loss(self.closed, "yarn") - rules.far_loss(measured, written)
-        for sentence in notes_on_written(verdict, measured, ceiling):
+        for sentence in notes_on_written(choice, measured, ceiling):
             self.note(sentence)
         if readers := fit_report.readers_note(plan, yarn, distance):
             self.note(readers)
@@ -296,13 +296,13 @@ class FitObjective(TrainingObjective[Fitted]):
             measurement=measured,
             written=plan,
             kept=written,
-            reason=verdict.reason,
+            reason=choice.reason,
             start=self.start,
-            step=verdict.step,
+            step=choice.step,
             tokens=self.settings.step_tokens * history.steps,
             forward_tokens=self._tokens_read(len(judged)),
             method=plan.method,
-            pair_factors=verdict.pair_factors,
+            pair_factors=choice.pair_factors,
             attention_factor=plan.main.wanted.attention_factor,
             change=change,
             numbers=fit_numbers(measured),

@@ -57,10 +57,10 @@ class TrainingResult(Result):
     def training(self) -> Training:
         """Return the training whose result this is; refuse if an earlier call did it."""
         if self.work is None:
-            raise self._is_over()
+            raise self._finished_before_error()
         return self.work
 
-    def _is_over(self) -> InputError:
+    def _finished_before_error(self) -> InputError:
         """Return the error of a question to a training that an earlier call finished."""
         return InputError(
             f"{self.output} was finished before, and its models and documents are not in memory; "
@@ -173,7 +173,7 @@ class Fitted(TrainingResult):
     def plan(self) -> Plan:
         """Return the plan that a fit wrote; refuse if an earlier call wrote it."""
         if self.written is None:
-            raise self._is_over()
+            raise self._finished_before_error()
         return self.written
 
     @property

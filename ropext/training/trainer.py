@@ -153,7 +153,9 @@ class _Trainer(transformers.Trainer):
         evaluations = evaluations_in(self.state.log_history)
         if stopping.patience and self.state.global_step in steps_without_gain(evaluations):
             self.lower_rate()
-        if _is_over([evaluation["held_out"] for evaluation in evaluations], stopping.patience):
+        if _stopped_improving(
+            [evaluation["held_out"] for evaluation in evaluations], stopping.patience
+        ):
             self.say(f"{stopping.patience} evaluations in a row without improvement: stopping")
             self.control.should_training_stop = True
         return {WATCHED: value}
@@ -177,7 +179,7 @@ def steps_without_gain(evaluations: Sequence[Mapping[str, float]]) -> list[float
     return steps
 
 
-def _is_over(values: Sequence[float], patience: int) -> bool:
+def _stopped_improving(values: Sequence[float], patience: int) -> bool:
     """Return whether the last `patience` evaluations of a training are no better than the best
     before them."""
     return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
@@ -436,7 +438,9 @@ def history_in(checkpoint: Path, patience: int) -> TrainingHistory:
                 wanted = ("step", "loss", "grad_norm", "learning_rate")
                 history.losses.append({k: entry[k] for k in wanted if k in entry})
         history.evaluations = evaluations_in(state["log_history"])
-        history.stopped_early = _is_over([e["held_out"] for e in history.evaluations], patience)
+        history.stopped_early = _stopped_improving(
+            [e["held_out"] for e in history.evaluations], patience
+        )
     if patience and history.evaluations:
         best = checkpoint.parent / f"checkpoint-{state['best_global_step']}"
         history.checkpoint = best if (best / COMPLETE).exists() else checkpoint
