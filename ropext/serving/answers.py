@@ -30,21 +30,21 @@ class AnswerSoFar:
         """Return the request that this answers."""
         return self.streamer.question
 
-    def add_piece(self, item: AnswerPiece) -> dict[str, Json]:
+    def add_piece(self, piece: AnswerPiece) -> dict[str, Json]:
         """Keep the next piece that the served model wrote; return it as the delta of a chat."""
-        if isinstance(item, _StreamError):
-            raise RequestRefusal(item.msg, 500)
-        if isinstance(item, ToolCall):
-            function = {"name": item.name, "arguments": item.arguments}
+        if isinstance(piece, _StreamError):
+            raise RequestRefusal(piece.msg, 500)
+        if isinstance(piece, ToolCall):
+            function = {"name": piece.name, "arguments": piece.arguments}
             number = len(self.calls)
             call = {"id": f"{self.question.id}-{number}", "type": "function", "function": function}
             self.calls.append(call)
             return {"tool_calls": [{"index": number} | call]}
-        if isinstance(item, ReasoningText):
-            self.thoughts.append(str(item))
-            return {"reasoning_content": str(item)}
-        self.texts.append(str(item))
-        return {"content": str(item)}
+        if isinstance(piece, ReasoningText):
+            self.thoughts.append(str(piece))
+            return {"reasoning_content": str(piece)}
+        self.texts.append(str(piece))
+        return {"content": str(piece)}
 
     def answer_choice(self) -> dict[str, Json]:
         """Return the whole answer as a choice of OpenAI's completion object."""
@@ -91,7 +91,7 @@ class CompletionAnswers:
     answers: list[AnswerSoFar] = field(default_factory=list)
 
     async def answered(
-        self, streamer: AnswerStreamer, items: AsyncIterator[AnswerPiece]
+        self, streamer: AnswerStreamer, pieces: AsyncIterator[AnswerPiece]
     ) -> AsyncIterator[dict[str, Json]]:
         """Yield the answer to the next prompt of a request, as the choices of OpenAI's events."""
         question = streamer.question
@@ -101,8 +101,8 @@ class CompletionAnswers:
             yield answer.event_choice({"role": "assistant", "content": ""})
         if question.echo:
             yield answer.event_choice({"content": question.echo})
-        async for item in items:
-            yield answer.event_choice(answer.add_piece(item))
+        async for piece in pieces:
+            yield answer.event_choice(answer.add_piece(piece))
         yield answer.event_choice({}, answer.finish_reason())
 
     async def event_stream(self, choices: AsyncIterator[dict[str, Json]]) -> AsyncIterator[str]:

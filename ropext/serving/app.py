@@ -178,8 +178,8 @@ class ModelServer:
         `first` streams the answer to the first."""
         for number, question in enumerate(questions):
             streamer = self.worker.ask(question) if number else first
-            items = _client_pieces(streamer, request)
-            async for choice in answers.answered(streamer, items):
+            pieces = _client_pieces(streamer, request)
+            async for choice in answers.answered(streamer, pieces):
                 yield choice
 
     async def _read(self, request: Request, read: Callable[[RequestBody], Read]) -> Read:
@@ -269,15 +269,15 @@ async def _client_pieces(streamer: AnswerStreamer, request: Request) -> AsyncIte
     finished = False
     try:
         while not finished:
-            piece = asyncio.create_task(streamer.items.get())
-            await asyncio.wait({piece, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not piece.done():
-                piece.cancel()
+            coming = asyncio.create_task(streamer.pieces.get())
+            await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                coming.cancel()
                 raise ClientDisconnect
-            item = piece.result()
-            finished = item is None
-            if item is not None:
-                yield item
+            piece = coming.result()
+            finished = piece is None
+            if piece is not None:
+                yield piece
     finally:
         gone.cancel()
         if not finished:

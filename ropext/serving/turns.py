@@ -106,7 +106,7 @@ class AnswerStreamer(DirectStreamer):
         if question.is_chat and get_response_template(served.tokenizer, served.model) is not None:
             parser = ChildParser(served, question.ids)
         self.question = question
-        self.items = asyncio.Queue[AnswerPiece]()  # the pieces of the answer, for the client
+        self.pieces = asyncio.Queue[AnswerPiece]()  # the pieces of the answer, for the client
         self.decoded = ""  # before stop words are looked for
         self.held = ""
         self.stopped = False
@@ -116,7 +116,7 @@ class AnswerStreamer(DirectStreamer):
         rust = served.tokenizer.backend_tokenizer
         loop = asyncio.get_running_loop()
         # A ChildParser has every method of transformers' parser that the streamer calls.
-        super().__init__(rust, loop, self.items, response_parser=parser)  # type: ignore[arg-type]
+        super().__init__(rust, loop, self.pieces, response_parser=parser)  # type: ignore[arg-type]
 
     @property
     def client_has_left(self) -> bool:
