@@ -128,12 +128,12 @@ def fitting(device: str) -> tuple[float, Any]:
 
     model = load(bundled(), device).requires_grad_(False)
     plan: Any = patching.plan_for_loaded(model, method="yarn", factor=FACTOR)
-    space = spectrum.learned_spectrum("longrope", plan.main, plan.target, 4.0).to(device)
-    patching.patch(model, method=space.method, factor=FACTOR, **space.knobs())
-    spectrum.install_learned_spectrum(model, plan.sites, plan.target, space)
+    learned = spectrum.learned_spectrum("longrope", plan.main, plan.target, 4.0).to(device)
+    patching.patch(model, method=learned.method, factor=FACTOR, **learned.knobs())
+    spectrum.install_learned_spectrum(model, plan.sites, plan.target, learned)
     ids = rows(2).to(device)
-    learner = spectrum.SpectrumLearner(model, space, sliced=True, tail=plan.target - 64)
-    return gradients(learner(ids, ids)["loss"], list(space.parameters()))
+    learner = spectrum.SpectrumLearner(model, learned, sliced=True, tail=plan.target - 64)
+    return gradients(learner(ids, ids)["loss"], list(learned.parameters()))
 
 
 def gradients(loss: Any, moving: list[Any]) -> tuple[float, Any]:

@@ -207,20 +207,20 @@ class FitObjective(TrainingObjective[Fitted]):
         settings = self.settings
         model = self.model
         plan = self.starts[self.start]
-        space = self.learned_spectrum(self.start)
+        learned = self.learned_spectrum(self.start)
         label = f"{FITTED}-{self.start}"
         place = self.folder / "steps" / self.start
         self.steps = JudgedSteps(place, self.judge, self.variant(STEP, plan))
-        learned = plan_by_method(self.snapshot, self.options, space.method, space.knobs())
-        here = self.variant(label, learned)
+        start_plan = plan_by_method(self.snapshot, self.options, learned.method, learned.knobs())
+        here = self.variant(label, start_plan)
         with applied(model, here):
             reason = loss.why_not_sliced(model)
             if reason is not None:
                 self.note(f"the loss needs whole logits: {reason}")
             self.check_pose_jumps(model)
-            spectrum.install_learned_spectrum(model, plan.sites, self.target, space)
+            spectrum.install_learned_spectrum(model, plan.sites, self.target, learned)
             tail = self.judge.frame.tail_span(self.target)[0]
-            learner = spectrum.SpectrumLearner(model, space, sliced=reason is None, tail=tail)
+            learner = spectrum.SpectrumLearner(model, learned, sliced=reason is None, tail=tail)
             self.say(
                 f"fitting {self.part.moving} numbers from {self.start}: "
                 f"{settings.steps.value} steps of {settings.step_tokens} tokens"
@@ -235,7 +235,7 @@ class FitObjective(TrainingObjective[Fitted]):
                     recompute=self.needs.recompute,
                     rows_per_step=settings.per_step,
                     row_tokens=settings.longest,
-                    stopping=trainer.Stopping(partial(self._evaluate, space)),
+                    stopping=trainer.Stopping(partial(self._evaluate, learned)),
                 )
                 self.history = trainer.run_trainer(job, self.say)
                 return
@@ -253,17 +253,17 @@ class FitObjective(TrainingObjective[Fitted]):
             self.history = trainer.history_in(last, 0)
 
     def _evaluate(
-        self, space: spectrum.LearnedSpectrum, _: nn.Module, step: int
+        self, learned: spectrum.LearnedSpectrum, _: nn.Module, step: int
     ) -> tuple[float, float]:
         """Read the held-out documents by the spectrum in training, and keep it with its reading."""
-        left = space.outside()
+        left = learned.outside()
         if left is not None:
             raise spectrum.LeftGuards(left)
         store = Store()
         self.model.eval()
         done = read_in_training(self.model, self.steps.variant, self.judge, store, self.show)
         if processes.is_main():
-            self.steps.keep(step, space.knobs(), store)
+            self.steps.keep(step, learned.knobs(), store)
         return rules.fit_loss(done, STEP), rules.tail_loss(done, STEP)
 
     def choose(self, pause: Show) -> Fitted | None:

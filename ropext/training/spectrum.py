@@ -255,11 +255,11 @@ class _FittedRotary:
     """A replacement for a rotary module's forward during a fit: the module's own arithmetic, on
     moving numbers."""
 
-    def __init__(self, module: nn.Module, site: RopeSite, space: LearnedSpectrum) -> None:
+    def __init__(self, module: nn.Module, site: RopeSite, learned: LearnedSpectrum) -> None:
         """Keep a rotary module's own forward, and the spectrum in training that replaces it during
         a fit."""
         self.module = module
-        self.space = space
+        self.learned = learned
         self.label = site.label
         self.own = module.forward
         self.arithmetic = inspect.unwrap(type(module).forward)
@@ -282,7 +282,7 @@ class _FittedRotary:
         if other or (self.beyond and int(position_ids.max()) < self.beyond):
             stock: Moved = self.own(x, position_ids, *args, **kwargs)
             return stock
-        factors, attention = self.space()
+        factors, attention = self.learned()
         inv_freq = (self.inv_freq.to(factors.device) / factors).float()
         prefix = f"{self.label}_" if self.label else ""
         frequency = f"{prefix}inv_freq"
@@ -293,8 +293,8 @@ class _FittedRotary:
         buffers[frequency] = inv_freq.to(x.device)
         setattr(self.module, scaling, (self.attention_factor * attention).float().to(x.device))
         try:
-            learned: Moved = self.arithmetic(self.module, x, position_ids, *args, **kwargs)
-            return learned
+            moved: Moved = self.arithmetic(self.module, x, position_ids, *args, **kwargs)
+            return moved
         finally:
             buffers[frequency] = held
             setattr(self.module, scaling, before)
@@ -334,7 +334,7 @@ def remove_learned_spectrum(model: nn.Module) -> None:
 
 
 def install_learned_spectrum(
-    model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, space: LearnedSpectrum
+    model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, learned: LearnedSpectrum
 ) -> None:
     """Install the spectrum that a fit trains in the rotary modules. Check on the model itself
     that it computes the same as before, and that a gradient arrives."""
@@ -346,13 +346,13 @@ def install_learned_spectrum(
         (m, site) for m in model.modules() for site in sites if _holds_planned_frequencies(m, site)
     ]
     for module, site in matches:
-        module.forward = _FittedRotary(module, site, space)
+        module.forward = _FittedRotary(module, site, learned)
     if not matches:
         raise UnsupportedModel(
             f"{kind}: no rotary module holds the planned frequencies, so they cannot be "
             "fitted; extend it by a method (ropext extend)"
         )
-    space.to(before.device)
+    learned.to(before.device)
     after = _probe_logits(model, target)
     difference = float((after.detach() - before).abs().max())
     bound = 1e-3 if model.get_input_embeddings().weight.dtype == torch.float32 else 5e-2
@@ -361,7 +361,7 @@ def install_learned_spectrum(
             f"{kind}: its rotary modules compute something else from the same frequencies "
             f"(logits differ by {difference:.2g}), so that they cannot be fitted"
         )
-    wanted = [parameter for parameter in space.parameters() if parameter.requires_grad]
+    wanted = [parameter for parameter in learned.parameters() if parameter.requires_grad]
     gradients: Sequence[torch.Tensor | None] = ()
     if after.requires_grad:
         gradients = torch.autograd.grad(after.float().square().mean(), wanted, allow_unused=True)
@@ -401,12 +401,12 @@ class SpectrumLearner(nn.Module):
     accepts_loss_kwargs = False  # Trainer then divides the mean by the accumulation steps
 
     def __init__(
-        self, model: "PreTrainedModel", space: LearnedSpectrum, *, sliced: bool, tail: int
+        self, model: "PreTrainedModel", learned: LearnedSpectrum, *, sliced: bool, tail: int
     ) -> None:
         """Hold the frozen model and the spectrum in training, for the loss of a fit."""
         super().__init__()
         self.model = model
-        self.space = space
+        self.learned = learned
         self.sliced = sliced
         self.tail = tail
 
@@ -419,7 +419,7 @@ class SpectrumLearner(nn.Module):
     ) -> dict[str, torch.Tensor]:
         """Return the loss of a training batch of a fit; raise LeftGuards if the spectrum is outside
         of its guards."""
-        reason = self.space.outside()
+        reason = self.learned.outside()
         if reason is not None:
             raise LeftGuards(reason)
         model = self.model.base_model if self.sliced else self.model
@@ -453,13 +453,13 @@ class SpectrumLearner(nn.Module):
         self, *args: object, **kwargs: object
     ) -> dict[str, torch.Tensor]:
         """Return the state of the spectrum alone, which Trainer's checkpoints keep."""
-        return self.space.state_dict()
+        return self.learned.state_dict()
 
     def load_state_dict(
         self, state_dict: Mapping[str, torch.Tensor], strict: bool = True, assign: bool = False
     ) -> object:
         """Load the state of the spectrum from Trainer's checkpoint."""
-        return self.space.load_state_dict(dict(state_dict))
+        return self.learned.load_state_dict(dict(state_dict))
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the fitted model's input embeddings, which Trainer asks for."""

@@ -30,10 +30,10 @@ def live(model, within="longrope", method="yarn", ceiling=16.0, **knobs):
     """Make a model whose spectrum moves, patched to its start."""
     config = config_of(model)
     plan = plan_of(config, method, **knobs)
-    space = spectrum.learned_spectrum(within, plan.main, TARGET, ceiling)
-    apply_config(model, plan_of(config, space.method, **space.knobs()).config)
-    spectrum.install_learned_spectrum(model, plan.sites, TARGET, space)
-    return space, plan, config
+    learned = spectrum.learned_spectrum(within, plan.main, TARGET, ceiling)
+    apply_config(model, plan_of(config, learned.method, **learned.knobs()).config)
+    spectrum.install_learned_spectrum(model, plan.sites, TARGET, learned)
+    return learned, plan, config
 
 
 def ids_of(model, length=TARGET):
@@ -42,11 +42,11 @@ def ids_of(model, length=TARGET):
     return torch.randint(3, vocabulary, (2, length), generator=generator)
 
 
-def loss_of(model, space):
+def loss_of(model, learned):
     ids = ids_of(model)
     labels = ids.clone()
     labels[:, : TARGET // 2] = -100
-    return SpectrumLearner(model, space, sliced=False, tail=TARGET)(ids, labels)["loss"]
+    return SpectrumLearner(model, learned, sliced=False, tail=TARGET)(ids, labels)["loss"]
 
 
 def wide_llama(**changes):
@@ -62,29 +62,29 @@ def wide_llama(**changes):
 @pytest.mark.parametrize("pair", [1, 3])
 def test_the_gradient_is_that_of_finite_differences(pair):
     model = wide_llama().requires_grad_(False)
-    space, _, _ = live(model)
-    loss_of(model, space).backward()
+    learned, _, _ = live(model)
+    loss_of(model, learned).backward()
     step, values = 2e-3, []
     with torch.no_grad():
         for sign in (1, -1):
-            space.offsets[pair] += sign * step
-            values.append(float(loss_of(model, space)))
-            space.offsets[pair] -= sign * step
+            learned.offsets[pair] += sign * step
+            values.append(float(loss_of(model, learned)))
+            learned.offsets[pair] -= sign * step
         for sign in (1, -1):
-            space.attention += sign * step
-            values.append(float(loss_of(model, space)))
-            space.attention -= sign * step
+            learned.attention += sign * step
+            values.append(float(loss_of(model, learned)))
+            learned.attention -= sign * step
     expected = (values[0] - values[1]) / (2 * step)
     assert abs(expected) > 1e-3  # or the comparison would show nothing
-    assert float(space.offsets.grad[pair]) == pytest.approx(expected, rel=0.03)
-    assert float(space.attention.grad) == pytest.approx(
+    assert float(learned.offsets.grad[pair]) == pytest.approx(expected, rel=0.03)
+    assert float(learned.attention.grad) == pytest.approx(
         (values[2] - values[3]) / (2 * step), rel=0.03
     )
 
 
 def test_sliced_and_whole_logits_give_the_same_loss_and_gradient_for_the_same_rows():
     model = wide_llama().requires_grad_(False)
-    space, _, _ = live(model)
+    learned, _, _ = live(model)
     ids = ids_of(model)
     labels = ids.clone()
     labels[0, : TARGET // 2] = -100
@@ -92,12 +92,12 @@ def test_sliced_and_whole_logits_give_the_same_loss_and_gradient_for_the_same_ro
     weights = torch.tensor([1.0, 0.25])
     found = []
     for sliced in (True, False):
-        space.zero_grad()
-        loss = SpectrumLearner(model, space, sliced=sliced, tail=TARGET - 8)(ids, labels, weights)[
-            "loss"
-        ]
+        learned.zero_grad()
+        loss = SpectrumLearner(model, learned, sliced=sliced, tail=TARGET - 8)(
+            ids, labels, weights
+        )["loss"]
         loss.backward()
-        found.append((float(loss.detach()), space.offsets.grad.clone()))
+        found.append((float(loss.detach()), learned.offsets.grad.clone()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     assert torch.allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-6)
     logits = model(ids).logits[:, :-1].float()
@@ -110,10 +110,10 @@ def test_sliced_and_whole_logits_give_the_same_loss_and_gradient_for_the_same_ro
     assert found[0][0] == pytest.approx(float(both.detach()) / 2, rel=1e-5)
 
 
-def moved(space):
+def moved(learned):
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for own in space.parameters():
+        for own in learned.parameters():
             own.add_(0.05 * torch.randn(own.shape, generator=generator, dtype=own.dtype))
 
 
@@ -127,20 +127,22 @@ def test_the_written_factors_are_the_fitted_ones(within, method, form):
     global_target = 4096 if within == "yarn" else TARGET
     config = config_of(model)
     plan = make_plan(config, Extend(method=method, target=global_target))
-    space = spectrum.learned_spectrum(within, plan.main, global_target, 16.0)
-    apply_config(model, make_plan(config, Extend(method=space.method, target=global_target,
-                                          **space.knobs())).config)  # fmt: skip
-    spectrum.install_learned_spectrum(model, plan.sites, global_target, space)
-    start = space.values()
+    learned = spectrum.learned_spectrum(within, plan.main, global_target, 16.0)
+    apply_config(model, make_plan(config, Extend(method=learned.method, target=global_target,
+                                          **learned.knobs())).config)  # fmt: skip
+    spectrum.install_learned_spectrum(model, plan.sites, global_target, learned)
+    start = learned.values()
     assert start[0] == pytest.approx(
         [a / b for a, b in zip(plan.main.rope.spectrum.inv_freq, plan.main.wanted.inv_freq,
                                strict=True)]
     )  # fmt: skip
     assert start[1] == pytest.approx(plan.main.wanted.attention_factor)
-    moved(space)
-    factors, attention = space.values()
+    moved(learned)
+    factors, attention = learned.values()
     assert factors != start[0]
-    written = make_plan(config, Extend(method=space.method, target=global_target, **space.knobs()))
+    written = make_plan(
+        config, Extend(method=learned.method, target=global_target, **learned.knobs())
+    )
     assert written.main.params["rope_type"] == form
     plain = plan.main.rope.spectrum.inv_freq
     wanted = [f / own for f, own in zip(plain, factors, strict=True)]
@@ -158,25 +160,25 @@ def test_the_written_factors_are_the_fitted_ones(within, method, form):
 def test_a_pair_is_held_at_its_guard_and_comes_back():
     config = config_of(new_llama())
     plan = plan_of(config, "pi")
-    space = spectrum.learned_spectrum("longrope", plan.main, TARGET, 6.0)
+    learned = spectrum.learned_spectrum("longrope", plan.main, TARGET, 6.0)
     with torch.no_grad():
-        space.offsets[3] = 2.0
-        space.offsets[4] = -5.0
-    factors, _ = space.values()
+        learned.offsets[3] = 2.0
+        learned.offsets[4] = -5.0
+    factors, _ = learned.values()
     assert factors[3] == pytest.approx(6.0)
     assert factors[4] == pytest.approx(0.9)
-    assert space.outside() is None
-    space()[0].sum().backward()
-    assert float(space.offsets.grad[3]) == pytest.approx(6.0)  # still moved by the gradient
+    assert learned.outside() is None
+    learned()[0].sum().backward()
+    assert float(learned.offsets.grad[3]) == pytest.approx(6.0)  # still moved by the gradient
 
 
 def test_a_fit_begins_at_a_start_beyond_the_ceiling():
     """Frozen dynamic NTK slows its last pair by (s^2 - s + 1), 57 at 8 times: above 4 times 8."""
     model = wide_llama(max_position_embeddings=TARGET // 8)
-    space, plan, config = live(model, method="dynamic", ceiling=32.0)
-    factors, _ = space.values()
+    learned, plan, config = live(model, method="dynamic", ceiling=32.0)
+    factors, _ = learned.values()
     assert max(factors) == pytest.approx(57)
-    assert space.outside() is None
+    assert learned.outside() is None
     with torch.no_grad():
         began = model(ids_of(model)).logits
         stock = apply_config(wide_llama(**config), plan.config)
@@ -259,13 +261,13 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_rotary_modules_move_too(family):
     model = tiny(FAMILIES[family][0], FAMILIES[family][1], **FAMILIES[family][2])
-    space, _, config = live(model, method="pi")
-    moved(space)
+    learned, _, config = live(model, method="pi")
+    moved(learned)
     found = model(ids_of(model)).logits
     found.square().mean().backward()
-    assert float(space.offsets.grad.abs().max()) > 0
+    assert float(learned.offsets.grad.abs().max()) > 0
     spectrum.remove_learned_spectrum(model)
-    apply_config(model, plan_of(config, "longrope", **space.knobs()).config)
+    apply_config(model, plan_of(config, "longrope", **learned.knobs()).config)
     with torch.no_grad():
         stock = model(ids_of(model)).logits
     assert torch.allclose(found, stock, atol=1e-3 * float(stock.abs().max()))
@@ -276,9 +278,9 @@ def test_only_full_attention_moves_in_a_model_of_several_layer_types():
     rotary = model.model.rotary_emb
     x, positions = torch.zeros(1, 1), torch.arange(TARGET)[None]
     windowed = rotary(x, positions, "sliding_attention")
-    space, _, _ = live(model, method="pi")
+    learned, _, _ = live(model, method="pi")
     full = rotary(x, positions, "full_attention")
-    moved(space)
+    moved(learned)
     again = rotary(x, positions, "sliding_attention")
     assert all(torch.equal(a, b) for a, b in zip(windowed, again, strict=True))
     assert not torch.equal(full[0], rotary(x, positions, "full_attention")[0])
@@ -287,9 +289,9 @@ def test_only_full_attention_moves_in_a_model_of_several_layer_types():
 def test_a_model_whose_frequencies_no_module_holds_is_refused():
     model = new_llama()
     plan = plan_of(config_of(model), "pi")
-    space = spectrum.learned_spectrum("longrope", plan.main, TARGET, 16.0)
+    learned = spectrum.learned_spectrum("longrope", plan.main, TARGET, 16.0)
     with pytest.raises(UnsupportedModel, match="no rotary module holds the planned frequencies"):
-        spectrum.install_learned_spectrum(model, plan.sites, TARGET, space)  # it was not patched
+        spectrum.install_learned_spectrum(model, plan.sites, TARGET, learned)  # it was not patched
 
 
 def test_a_model_that_passes_no_gradient_is_refused():
