@@ -263,13 +263,13 @@ def _of_a_stage(name: str, words: list[str]) -> list[str]:
     """Return an option of fit, finetune or eval as KEY=VALUE words of a run: for the steps that the
     command line requests, else for all steps that have it."""
     from ropext.options.fields import EVALUATE, FINETUNE, FIT, flag
-    from ropext.options.recipe import recipe_keys
+    from ropext.options.recipe import options_by_key
 
     value = _value_of(name, words)
     asked = list[str]()
     others = list[str]()
     for stage, option in ((FIT, "--fit"), (FINETUNE, "--finetune"), (EVALUATE, "--eval")):
-        for key, field in recipe_keys(stage).items():
+        for key, field in options_by_key(stage).items():
             if flag(field) != name:
                 continue
             if option in words:

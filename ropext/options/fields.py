@@ -408,7 +408,7 @@ class Options(BaseModel):
                     names = type(self).model_fields
                     hint = did_you_mean(name, names, f"known are {', '.join(names)}")
                     raise UsageError(f"unknown option {name!r}; {hint}") from None
-                raise UsageError(f"{flag(name)} {expected_value(first)}") from None
+                raise UsageError(f"{flag(name)} {wrong_value_message(first)}") from None
 
         # With this, pydantic checks nested options as a part, and errors name their place in the
         # whole.
@@ -459,8 +459,8 @@ _BOUNDS = {
 }
 
 
-def expected_value(error: ErrorDetails) -> str:
-    """Return in words which value an option expects, and which value was given."""
+def wrong_value_message(error: ErrorDetails) -> str:
+    """Return the message about a wrong value of an option: what is expected, and what was given."""
     kind = error["type"]
     value = error["input"]
     context = error.get("ctx", {})

@@ -60,10 +60,10 @@ from ropext.options.fields import (
     Role,
     Seed,
     Words,
-    expected_value,
     flag,
     option_role,
     wanted,
+    wrong_value_message,
 )
 from ropext.options.tasks.own import with_place
 from ropext.options.training import Finetune, Fit, FitSettings
@@ -290,7 +290,7 @@ SECTIONS: dict[str, type[Options]] = {
 }
 
 
-def recipe_keys(section: str) -> dict[str, str]:
+def options_by_key(section: str) -> dict[str, str]:
     """Return the keys of a recipe's section, or of its top level if `section` is empty, each with
     the name of its option."""
     kind = SECTIONS.get(section, Options) if section else Recipe
@@ -301,7 +301,7 @@ def key_role(loc: Loc) -> Role | None:
     """Return the role of the value of a recipe key; None also if no option has that key."""
     section = loc[0] if loc[1:] else ""
     kind = SECTIONS.get(section, Options) if section else Recipe
-    name = recipe_keys(section).get(loc[-1])
+    name = options_by_key(section).get(loc[-1])
     return None if name is None else option_role(kind.model_fields[name])
 
 
@@ -427,7 +427,7 @@ def override(entries: dict[Loc, Entry], word: str) -> None:
             raise UsageError(str(error)) from None
     for inside in [at for at in entries if at[: len(loc)] == loc]:
         del entries[inside]
-    if value not in _NULL or key not in recipe_keys(section):
+    if value not in _NULL or key not in options_by_key(section):
         entries[loc] = Entry(value, word)
 
 
@@ -483,7 +483,7 @@ def _section_values(source: RecipeSource) -> dict[str, Any]:
     tree = dict[str, Any]()
     for loc, entry in source.entries.items():
         section = tree.setdefault(loc[0], {}) if loc[1:] else tree
-        is_unknown = loc[-1] not in recipe_keys("".join(loc[:-1]))
+        is_unknown = loc[-1] not in options_by_key("".join(loc[:-1]))
         if isinstance(section, dict) and (is_unknown or entry.value is not None):
             section[loc[-1]] = _placed_value(loc, entry)
     for name in (FIT, FINETUNE, EVALUATE):
@@ -566,13 +566,13 @@ def _recipe_error(source: RecipeSource, error: ValidationError) -> UsageError:
             said = f"{where}: {_unknown_key_message(loc)}"
         case "model_type":
             said = f"{where}: {dotted} is a section, with keys such as "
-            said += f"{next(iter(recipe_keys(dotted)))} below it"
+            said += f"{next(iter(options_by_key(dotted)))} below it"
         case "value_error" if loc[1:]:
             said = f"{where} ({dotted}): {first['ctx']['error']}"
         case "value_error":
             said = _section_message(source, dotted, first["ctx"]["error"])
         case _:
-            said = f"{where}: {dotted} {expected_value(first)}"
+            said = f"{where}: {dotted} {wrong_value_message(first)}"
     return UsageError(said)
 
 
@@ -597,8 +597,8 @@ def _unknown_key_message(loc: Loc) -> str:
             "--trust-remote-code on the command line"
         )
     said = f"{section or 'a recipe'} has no key {key!r}; "
-    known = recipe_keys(section)
-    owners = [name for name in SECTIONS if key in recipe_keys(name)]
+    known = options_by_key(section)
+    owners = [name for name in SECTIONS if key in options_by_key(name)]
     if owners and not difflib.get_close_matches(key, known, 1, 0.8):
         return f"{said}it is a key of {' and of '.join(owners)}"
     return said + did_you_mean(key, known, f"known are {', '.join(known)}")

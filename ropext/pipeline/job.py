@@ -29,8 +29,8 @@ from ropext.options.recipe import (
     RecipeSource,
     key_role,
     make,
+    options_by_key,
     read_recipe,
-    recipe_keys,
 )
 from ropext.results.gates import Gate, parse_gate, split_run_spec
 
@@ -129,7 +129,7 @@ def check_data(recipe: Recipe) -> None:
         if key_role(loc) is not Role.DOCUMENTS or entry.value is None:
             continue
         section, key = loc
-        place = recipe.options(section)[recipe_keys(section)[key]]
+        place = recipe.options(section)[options_by_key(section)[key]]
         if is_missing(Source(place)):
             raise InputError(
                 f"{entry.where}: {section}.{key} is {place}, and there is no such file or folder"

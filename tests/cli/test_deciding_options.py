@@ -356,9 +356,9 @@ KEYS = [
 
 
 def test_every_key_of_a_recipe_is_marked_as_deciding_or_not():
-    from ropext.options.recipe import SECTIONS, recipe_keys
+    from ropext.options.recipe import SECTIONS, options_by_key
 
-    wanted = {(section, key) for section in ("", *SECTIONS) for key in recipe_keys(section)}
+    wanted = {(section, key) for section in ("", *SECTIONS) for key in options_by_key(section)}
     wanted -= {("", section) for section in SECTIONS}
     # What a run is of, by its content; and what means something for a scaled model alone.
     wanted -= {("", "model"), ("", "revision"), *((name, "data") for name in SECTIONS)}

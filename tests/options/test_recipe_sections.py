@@ -10,7 +10,15 @@ from ropext.options.endpoint import ONLY
 from ropext.options.evaluate import Evaluate as EvaluationOptions
 from ropext.options.extend import Extend, Reach
 from ropext.options.fields import value_kind
-from ropext.options.recipe import SECTIONS, Recipe, RecipeSource, make, parse, recipe_keys, schema
+from ropext.options.recipe import (
+    SECTIONS,
+    Recipe,
+    RecipeSource,
+    make,
+    options_by_key,
+    parse,
+    schema,
+)
 from ropext.options.training import Finetune as TrainingOptions
 from ropext.options.training import Fit
 from ropext.pipeline import job
@@ -79,7 +87,7 @@ def test_every_flag_of_the_other_commands_is_a_key_of_its_section():
 KEYS = [
     (section, key, SECTIONS[section].model_fields[field])
     for section in SECTIONS
-    for key, field in recipe_keys(section).items()
+    for key, field in options_by_key(section).items()
 ]
 
 
@@ -93,7 +101,7 @@ def test_every_key_means_the_same_in_a_file_and_on_the_command_line(section, key
             found = make(RecipeSource("r.yaml", parse(text, "r.yaml")), words)
         except RopextError as error:
             return str(error).rpartition(": ")[2]
-        return getattr(getattr(found, section), recipe_keys(section)[key])
+        return getattr(getattr(found, section), options_by_key(section)[key])
 
     value = {"for": "vllm", "tasks": "passkey", "method": "yarn"}.get(key, sample(info))
     rest = "" if section == "extend" or key == "data" else "data: d, "

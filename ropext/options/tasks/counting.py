@@ -43,7 +43,7 @@ def list_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(sorted(book)), tuple(pairs)
 
 
-def common_words_question(request: TextRequest) -> list[TextQuestion]:
+def common_words_questions(request: TextRequest) -> list[TextQuestion]:
     """Ask for the ten common words of one list (task `cwe`), behind a short list with its
     answer."""
     example = _list_question(TEN, 3, 1, request.rng)
@@ -79,7 +79,7 @@ def _numbered_words(words: list[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
-def frequent_words_question(request: TextRequest) -> list[TextQuestion]:
+def frequent_words_questions(request: TextRequest) -> list[TextQuestion]:
     """Ask for the most frequent words of one coded text (task `fwe`), whose most frequent sign is
     noise and no word."""
     words = list[str]()
@@ -102,8 +102,8 @@ def frequent_words_question(request: TextRequest) -> list[TextQuestion]:
     return [asked]
 
 
-CWE = TaskWording("cwe", common_words_question, room=120, least=TEN, most=20_000)
-FWE = TaskWording("fwe", frequent_words_question, room=50, least=LEAST_CODED)
+CWE = TaskWording("cwe", common_words_questions, room=120, least=TEN, most=20_000)
+FWE = TaskWording("fwe", frequent_words_questions, room=50, least=LEAST_CODED)
 TASKS = (
     worded_task(
         CWE,
