@@ -203,8 +203,8 @@ def version() -> str:
 
 @cache
 def census() -> dict[str, Known]:
-    """Return the census of model types: the position scheme of each type in that transformers
-    version."""
+    """Return the census of model types: the position scheme of each type in the transformers
+    version that `version` returns."""
     out: dict[str, Known] = {}
     for scheme, types in packaged("types.json").items():
         if scheme == "composite":

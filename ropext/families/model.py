@@ -150,7 +150,7 @@ def lengths_of(text: TextConfig, site: RopeSite, source: str) -> Lengths:
     params = site.params
     kind = params["rope_type"]
     factor = params.get("factor") or 1.0
-    # Each length key is checked, also if this rope type does not need it.
+    # A value of the wrong type is refused, also if this rope type does not need it.
     named = text.integer(ORIGINAL) if kind in STRETCHED else None
     longer = text.integer(text.row.length) if text.row.length else None
     stated = text.sizes.context

@@ -28,7 +28,7 @@ class MethodRow:
 
     method: str
     explanation: Explanation | None
-    form: str | None  # the rope type that would carry it, None where nothing can
+    form: str | None  # the rope type that would carry it; None if nothing can
     note: str = ""
     attention_factor: float = 1.0
     read_by: tuple[str, ...] = ()  # loaders that read it as planned, in their newest version ...
@@ -183,7 +183,7 @@ class Way:
 
     options: str  # as one types them
     condition: str  # if it is the right one
-    form: str | None  # the rope type that carries it, None where nothing can
+    form: str | None  # the rope type that carries it; None if nothing can
     read_by: tuple[str, ...]
     misread_by: tuple[str, ...]
 
@@ -513,8 +513,8 @@ def rows_of(attempts: Attempts, recipe: Extend, chosen: str) -> tuple[MethodRow,
 
 
 def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation:
-    """Return the method to recommend in a plan: of the first case whose method can be written. If a
-    scaled model has none, recommend the first method that can be written from its original
+    """Return the method to recommend in a plan, from the first case whose method can be written. If
+    a scaled model has none, recommend the first method that can be written from its original
     spectrum. The chosen method has the request's knobs."""
     model = attempts.model
     target = attempts.target

@@ -65,7 +65,7 @@ class ExtensionPlan:
     config: dict[str, Any]
     edits: tuple[Edit, ...]
     warnings: tuple[str, ...]
-    notes: tuple[str, ...] = ()  # facts that agree with the plan
+    notes: tuple[str, ...] = ()  # remarks on the plan that are no warnings
     obstacles: tuple[str, ...] = ()  # why no extension can help
     task: str = ""  # as the hub names it, if the config states it
     fold: Fold | None = None  # of Self-Extend, which no config says
@@ -348,8 +348,8 @@ class Plan(ExtensionPlan):
     @property
     def measured(self) -> str:
         """Return the sentence of the plan on its method's measured results, for an untrained factor
-        above 1 and below 4; "" for any other factor, if scaling cannot help, or if the user's own
-        documents were measured."""
+        above 1 and below 4. Return "" for any other factor, if scaling cannot help, or if the
+        user's own documents were measured."""
         if not 1 < self.untrained_factor < FAR_UNTRAINED or self.obstacles or self.is_measured:
             return ""
         return twofold(self.name, self.model, self.method)

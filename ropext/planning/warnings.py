@@ -21,7 +21,8 @@ VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
 
 
 def published(plan: Plan) -> str:
-    """Warn of a plan that differs from the recipe that the model's authors published."""
+    """Warn of a plan that the model's authors do not publish: their recipe differs, or they publish
+    none."""
     authors = plan.authors
     if authors is None or authors.agrees(plan):
         return ""

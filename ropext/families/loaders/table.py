@@ -147,7 +147,7 @@ class TableCell:
     why: str = ""
     flag: str = ""  # an option to pass to the loader; {target} and the like are filled in
     evidence: str = "engine"  # or a key of the table's `evidence`
-    needs: str = ""  # the verdict holds where these keys agree with the attention factor ...
+    needs: str = ""  # the verdict holds if these keys agree with the attention factor ...
     otherwise: Verdict = "different"  # ... and this one if they do not
 
 
