@@ -46,7 +46,7 @@ def test_a_plan_is_one_screen(config, options):
     assert not made.warnings or "\nwarning: [" in shown
 
 
-def test_a_readers_first_questions_are_answered_on_the_page():
+def test_a_users_first_questions_are_answered_on_the_screen():
     shown = plan_screen(plan(configs.LLAMA)).splitlines()
     assert "exact in     transformers, vllm, sglang, llama.cpp" in "\n".join(shown)
     assert any(line.startswith("wrong in     ") for line in shown)

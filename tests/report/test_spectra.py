@@ -58,10 +58,8 @@ def test_every_line_is_named_once_in_its_colour(axis):
 
 
 def test_a_method_has_one_colour_in_all_pictures():
-    alone, among = (
-        plots.line_styles(["yarn"]),
-        plots.line_styles(["base", "ntk-4x", "yarn-2x", "yarn-4x"]),
-    )
+    alone = plots.line_styles(["yarn"])
+    among = plots.line_styles(["base", "ntk-4x", "yarn-2x", "yarn-4x"])
     assert alone["yarn"]["color"] == among["yarn-2x"]["color"] == among["yarn-4x"]["color"]
     assert among["yarn-2x"]["ls"] != among["yarn-4x"]["ls"]
     assert len({own["color"] for own in plots.line_styles(scaling.METHODS).values()}) == 10
@@ -88,7 +86,7 @@ def test_pairs_of_frequency_zero_and_a_model_alone():
     assert len(plots.plot_spectra(small, {"pi": scaled(small, "pi", 1024)}, 1024)) > 10_000
 
 
-def test_a_row_with_a_rounded_cache_hides_no_other_row():
+def test_a_rounded_cache_has_no_line_beside_its_unrounded_model():
     plain = MeasuredModel(EXTENDED, source=ModelSource(info={"inv_freq": [1.0, 0.5]}))
     rounded = replace(plain, unrounded="yarn")
     frame = EvaluationSettings(64, (256,), 16, Bootstrap(0))

@@ -88,7 +88,7 @@ def asked_names(asked):
     return {name.partition("_at_")[0] for name in asked}
 
 
-def test_methods_by_factors_have_each_their_own_target():
+def test_each_factor_in_the_table_by_method_has_its_own_target():
     def at(method, factor, tail, gain):
         length = int(factor * 256)
         numbers = {f"tail_at_{length}": lone(tail), f"gain_at_{length}": lone(gain)}

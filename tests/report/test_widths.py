@@ -60,10 +60,8 @@ def test_a_plan_of_a_file(tmp_path, monkeypatch, arch):
     monkeypatch.chdir(tmp_path)
     making.write(Path("model.gguf"), arch)
     for method in ("pi", "ntk", "yarn"):
-        assert (
-            too_long(text.plan_details(inspecting.plan("model.gguf", target=1024, method=method)))
-            == []
-        )
+        made = inspecting.plan("model.gguf", target=1024, method=method)
+        assert too_long(text.plan_details(made)) == []
     served = read_again(inspecting.open_model("model.gguf"))
     assert too_long(text.served_details(served)) == []
 

@@ -220,11 +220,8 @@ def test_questions_of_one_group_are_worth_fewer_where_groups_differ():
     # Each question for itself.
     assert effective_count([1, 0, 1, 1], [1] * 4) == 4
     # Where nothing can tell, a correlation of .7 is assumed: 1 + 4 * .7 and 1 + 9 * .7.
-    assert (
-        effective_count([5, 5], [5, 5])
-        == effective_count([0, 0], [5, 5])
-        == pytest.approx(10 / 3.8)
-    )
+    assert effective_count([5, 5], [5, 5]) == pytest.approx(10 / 3.8)
+    assert effective_count([0, 0], [5, 5]) == effective_count([5, 5], [5, 5])
     assert effective_count([3], [10]) == pytest.approx(10 / 7.3)
     # Alike by less than chance: spread 8/7 * 8 * 0.5^2 / 1600 = 1/700, for independent answers
     # 1/160. Ten answers were of the rarer kind, so the effect is (20 * 160/700 + 3.8) / 21 < 1.
@@ -251,9 +248,8 @@ def test_an_interval_of_a_share_holds_it_where_questions_of_a_haystack_are_alike
         total = 1 / likeness - 1
         each = rng.beta(share * total, (1 - share) * total, (draws, haystacks))
     for right in rng.binomial(5, each):
-        ends = wilson_share(
-            int(right.sum()), 5 * haystacks, effective_count(right, [5] * haystacks)
-        ).ci95
+        worth = effective_count(right, [5] * haystacks)
+        ends = wilson_share(int(right.sum()), 5 * haystacks, worth).ci95
         held += ends[0] <= share + 1e-9 and share <= ends[1] + 1e-9
     assert 0.93 <= held / draws <= most
 
