@@ -33,8 +33,8 @@ MOST_RULER_COLUMNS = 3  # more of RULER's tasks share the column of their mean
 
 @dataclass(frozen=True)
 class MainColumn:
-    """A column of the main table in a terminal: its head, the metric of its values, the
-    function that writes a value, and an explanation for the reader."""
+    """A column of the main table in a terminal: its head, the metric of its values, the function
+    that writes a value, and an explanation for the reader."""
 
     head: str
     metric: str  # "" is the metric of the protocol
