@@ -52,7 +52,7 @@ class BoundedConnection(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take the bytes of a connected client and renew its deadline."""
+        """Take the bytes of a client; a new stage of its request gets a new deadline."""
         super().data_received(data)
         self._watch()
 

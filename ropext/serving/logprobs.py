@@ -44,8 +44,8 @@ def logprob_scorer(served: ServedModel) -> TokenScorer:
 def token_logprobs(
     logits: "torch.Tensor", wanted: Sequence[int], candidates: int
 ) -> Iterable[TokenLogprob]:
-    """Yield the log-probabilities of the tokens `wanted` of a served answer, by the logits
-    (tokens, vocabulary) before them."""
+    """Yield the log-probabilities of the tokens `wanted` of a prompt or a served answer, by the
+    logits (tokens, vocabulary) before them."""
     import torch
 
     rows = logits.float().log_softmax(-1)

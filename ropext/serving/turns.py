@@ -210,7 +210,7 @@ class ServedPromptCache:
 
     def take(self, model: Any, ids: Sequence[int]) -> tuple[Cache, int]:
         """Return a KV cache that holds the longest beginning which this prompt shares with the
-        last one, and the number of its tokens.
+        last one and its answer, and the number of its tokens.
 
         At least one token remains to be read.
         """
@@ -258,7 +258,8 @@ class AnswerThread:
         self.thread.start()
 
     def ask(self, question: CompletionRequest) -> AnswerStreamer:
-        """Put a client's prompt into the line; its answer comes through the streamer's queue."""
+        """Put a client's prompt into the line, and return the streamer that gets its answer; refuse
+        it if MOST_WAITING prompts wait, or if the thread has ended."""
         if not self.thread.is_alive():
             raise RequestRefusal("the thread that answers has ended; restart the server", 503)
         streamer = AnswerStreamer(self.served, question)

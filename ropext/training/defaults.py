@@ -201,7 +201,7 @@ def _option_setting(options: TrainingOptions, name: str, default: Any, source: s
 
 
 def _row_tokens(options: TrainingOptions, context: int, target: int) -> Setting:
-    """Return the length of a training row: the target, or --window of short rows (pose)."""
+    """Return the length of a training row: the target, or the window of short rows (pose)."""
     if options.strategy == "full":
         return Setting(target, "the target")
     if options.window is not None:

@@ -153,7 +153,7 @@ def fit_files(done: Fitted, kept: JsonObject) -> dict[str, bytes]:
 
 
 def _factors_picture(done: Fitted) -> bytes:
-    """Draw the fitted pair factors and the closed forms' as the PNG of OUT/fit."""
+    """Draw OUT/fit/pair-factors.png: the pair factors that are written, and the closed forms'."""
     from matplotlib.ticker import FuncFormatter
 
     from ropext.results.report import plots
@@ -173,8 +173,8 @@ def _factors_picture(done: Fitted) -> bytes:
 
 
 def _positions_picture(done: Fitted) -> bytes:
-    """Draw the loss by position on held-out documents, before and after a fit, as the PNG of
-    OUT/fit."""
+    """Draw OUT/fit/positions.png: the loss by position on held-out documents, before and after a
+    fit."""
     from ropext.results.report import plots
 
     assert done.measurement is not None  # of a fit

@@ -124,8 +124,11 @@ def add_adapter(
     settings: Settings,
     new_rows: NewRows | None = None,
 ) -> "PeftModel":
-    """Return the model in PEFT, with a LoRA to train. Norms, embeddings and a position table are
-    trained as full copies; in the table only new rows move."""
+    """Return the model in PEFT, with a LoRA to train, new rows of a position table, or both.
+
+    Norms (--train-norms), embeddings (--train-embeddings) and a position table are trained as full
+    copies; in the table only new rows move.
+    """
     import peft
     from peft.utils.constants import DUMMY_TARGET_MODULES
 

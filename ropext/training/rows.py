@@ -268,7 +268,8 @@ class ControlRows(Sequence[TrainingRow]):
         return len(self.rows) * self.per_row
 
     def __getitem__(self, number: int) -> TrainingRow:  # type: ignore[override]
-        """Return a window of the base's context from the tuned model's training row."""
+        """Return a window of the base's context: a piece of the tuned model's training row, or
+        questions with their keys if that row asks."""
         index, at = divmod(number, self.per_row)
         piece = slice(at * self.context, (at + 1) * self.context)
         length = len(range(self.rows.strategy.length)[piece])

@@ -336,7 +336,7 @@ def remove_learned_spectrum(model: nn.Module) -> None:
 def install_learned_spectrum(
     model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, learned: LearnedSpectrum
 ) -> None:
-    """Install the spectrum that a fit trains in the rotary modules. Check on the model itself
+    """Install in the rotary modules the spectrum that a fit trains. Check on the model itself
     that it computes the same as before, and that a gradient arrives."""
     with torch.no_grad():
         before = _probe_logits(model, target)

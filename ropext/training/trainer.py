@@ -239,8 +239,8 @@ class _TrainerWatch(transformers.TrainerCallback):
         control: TrainerControl,
         **kwargs: object,
     ) -> TrainerControl:
-        """Log the time and memory of the first optimiser step; stop the training on request or
-        at its last step."""
+        """Log the time and memory of the first optimiser step; lower the learning rate after
+        some steps; stop the training on request or at its last step."""
         trainer = self.trainer
         job = trainer.job
         if state.global_step - 1 == self.first and state.is_world_process_zero:
@@ -410,8 +410,8 @@ def _resume_errors(
 
 
 def _check_trainer_state(state: JsonObject) -> None:
-    """Refuse a trainer_state.json over which Trainer stumbles after its first step: a
-    stranger's."""
+    """Raise ValueError for a stranger's trainer_state.json, over which Trainer would stumble after
+    its first step."""
     rest = {key: value for key, value in state.items() if key not in _NO_NUMBERS}
     for entry in (*state["log_history"], rest):
         if wrong := [key for key, value in entry.items() if not isinstance(value, _Number)]:

@@ -182,7 +182,7 @@ def finetune_files(done: Finetuned, kept: JsonObject) -> dict[str, bytes]:
 
 
 def _losses_picture(done: Finetuned) -> bytes:
-    """Draw the training loss by step as the PNG of OUT/training."""
+    """Draw OUT/training/loss.png: the training loss and the evaluations, by step."""
     from matplotlib.ticker import MaxNLocator
 
     from ropext.results.report import plots
