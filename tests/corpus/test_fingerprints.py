@@ -65,11 +65,11 @@ def test_blocks_of_a_long_text_leave_no_passage_out(monkeypatch):
     ],
     ids=["line ends", "indents", "its beginning", "a window", "all in one", "a quarter"],
 )
-def test_a_text_is_repeated(changed):
+def test_a_repeated_text_is_recognised(changed):
     assert holds(known(*TOLD), changed)
 
 
-def test_a_short_text_is_repeated_as_a_whole():
+def test_a_short_text_is_recognised_only_as_a_whole():
     assert holds(known("the cat sat"), " the  cat\nsat ")
     assert not holds(known("the cat sat"), "the cat sat down")
 

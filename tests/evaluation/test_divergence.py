@@ -166,7 +166,7 @@ def test_divergence_is_read_back_and_a_run_resumes(place, whole):
     assert done.resumed == 4 * DOCUMENTS - 1
 
 
-def test_cached_models_are_known_by_name_and_an_edit_is_refused(place, tmp_path):
+def test_stored_files_are_known_by_name_and_an_edit_is_refused(place, tmp_path):
     output = tmp_path / "run"
     evaluate(str(place / "model"), output, **asked(place, kv="q4_0", max_docs=8))
     for path in output.rglob("*"):
@@ -255,7 +255,7 @@ def test_a_dry_run_refuses_a_cache_of_latent_vectors(place, tmp_path):
         count_job(tmp_path / "latent", **plain, kv="fp8")
 
 
-def test_results_that_do_not_compare_are_refused(place, tmp_path):
+def test_comparisons_that_cannot_be_measured_are_refused(place, tmp_path):
     write_checkpoint(tmp_path / "capped", **HEADS)
     rows = len(AutoTokenizer.from_pretrained(place / "model"))
     model = tiny("gemma2", final_logit_softcapping=5.0, vocab_size=rows, **HEADS)

@@ -304,7 +304,7 @@ def test_two_models_in_memory_have_no_base_in_common(place, tmp_path):
     assert sum("base" in row["model"] for row in compared.table()) >= 2
 
 
-def test_the_trained_parts_and_the_base_are_those_of_the_directory(place, tmp_path):
+def test_overlaps_and_base_of_a_tuned_model_are_those_of_its_directory(place, tmp_path):
     ropext.extend(place / "model", tmp_path / "longer", method="yarn", factor=4, no_verify=True)
     tuned = tmp_path / "tuned"
     shutil.copytree(tmp_path / "longer", tuned)
@@ -378,7 +378,7 @@ def test_an_error_leaves_the_model_as_it_is(place):
         ({"tokenizer": "gpt2"}, "ropext.evaluate: tokenizer must be a tokenizer of transformers"),
     ],
 )
-def test_an_extension_that_a_model_in_memory_has_is_refused(place, changes, sentence):
+def test_options_for_loading_are_refused_for_a_model_in_memory(place, changes, sentence):
     with pytest.raises(UsageError, match=f"^{sentence}"):
         ropext.evaluate(loaded(place), **asked(place, **changes))
 

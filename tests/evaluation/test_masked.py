@@ -199,7 +199,7 @@ def test_a_dry_run_counts_every_pass(place):
         ({"gates": [parse_gate("bpb@64 > 1")]}, "no such metric; there are tail@LENGTH"),
     ],
 )
-def test_an_unmeasured_metric_is_refused(place, changes, said):
+def test_options_that_do_not_fit_a_masked_model_are_refused(place, changes, said):
     with pytest.raises(UsageError, match=said):
         evaluate(str(place / "bert-copy"), **asked(place, **changes))
 

@@ -193,7 +193,7 @@ def test_a_tie_goes_to_the_form_that_more_loaders_read(place):
     assert order.index("pi") < order.index("llama3")
 
 
-def test_an_unmeasurable_metric_is_refused_by_name(place):
+def test_an_impossible_measurement_is_refused_by_name(place):
     from transformers import ModernBertConfig
 
     model = place / "model"

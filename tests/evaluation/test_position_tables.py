@@ -126,7 +126,7 @@ def test_a_base_whose_rows_are_not_all_there_is_the_recorded_one(place, tmp_path
     assert (lone.context, [v.label for v in lone.variants]) == (TARGET, ["base", "untouched"])
 
 
-def test_an_option_that_no_row_reads_is_refused(place):
+def test_options_that_a_position_table_cannot_follow_are_refused(place):
     options = asked(place, method="linear", factor="2,4")
     with pytest.raises(UsageError, match="reads 64 tokens and no more"):
         evaluate(str(place / "base"), **options)

@@ -115,7 +115,7 @@ def without_record(place, tmp_path, method):
     return str(out)
 
 
-def test_a_scaled_base_is_not_compared_with_itself(place, tmp_path):
+def test_a_scaled_model_is_not_compared_with_itself(place, tmp_path):
     lost = without_record(place, tmp_path, "yarn")
     found = line_up(lost, None, Evaluate(data="any"))
     assert [own.label for own in found.variants] == ["extended"]

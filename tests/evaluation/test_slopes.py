@@ -190,7 +190,7 @@ def test_eval_reads_plain_and_scaled_slopes_and_the_base(place, kind):
 
 
 @pytest.mark.parametrize("options", [{}, {"method": ["interpolated"], "factor": [2]}])
-def test_a_form_that_stock_mpt_does_not_read_is_refused(place, options):
+def test_lengths_that_stock_mpt_does_not_read_are_refused(place, options):
     lengths = [CONTEXT, FACTOR * CONTEXT]
     with pytest.raises(UsageError, match=r"lengths=256: .*; extend further, or give shorter"):
         ropext.evaluate(place / "mpt", data=str(place / "data.jsonl"), lengths=lengths, **options)
