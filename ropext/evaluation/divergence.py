@@ -116,7 +116,7 @@ def read_base(
             """Keep the base's states for the compared tokens that this window scores."""
             places = begin + position + np.arange(len(states))
             chosen = np.flatnonzero((places >= first) & np.isin(places, compared))
-            kept.append(states[chosen].clone())
+            kept.append(states[chosen])
 
         return keep
 
