@@ -115,7 +115,7 @@ def command(
             return
         with stoppable() as stop:
             done = ports.evaluate_port(plan, output, call_of(out, force=force, stop=stop))
-        _print_measurement(out, done, gates, _server_measurement(done), table_format)
+        _print_measurement(out, done, gates, _printed_server(done), table_format)
         return
     if model is None:
         raise UsageError("give MODEL, or a running server by --endpoint URL")
@@ -135,7 +135,7 @@ def command(
         with request.prepared(output, call) as job:
             done = job.make(output, call)
     if is_main():
-        printed = _model_measurement(done, full, table_format)
+        printed = _printed_models(done, full, table_format)
         _print_measurement(out, done, gates, printed, table_format)
 
 
@@ -150,7 +150,7 @@ class PrintedMeasurement:
     resumed: str
 
 
-def _model_measurement(
+def _printed_models(
     done: "Measurement", full: bool, table_format: "Format | None"
 ) -> PrintedMeasurement:
     """Return the verdicts and the tables of evaluated models; --full and --format choose the
@@ -172,7 +172,7 @@ def _model_measurement(
     return PrintedMeasurement(lines, shown, every, resumed)
 
 
-def _server_measurement(done: "Measurement") -> PrintedMeasurement:
+def _printed_server(done: "Measurement") -> PrintedMeasurement:
     """Return the tables and warnings of the server that --endpoint names."""
     from ropext.endpoint import tables
 
