@@ -255,7 +255,8 @@ class FitObjective(TrainingObjective[Fitted]):
     def _evaluate(
         self, learned: spectrum.LearnedSpectrum, _: nn.Module, step: int
     ) -> tuple[float, float]:
-        """Read the held-out documents by the spectrum in training, and keep it with its reading."""
+        """Read the held-out documents by the learned spectrum, and keep it with its reading.
+        Return the loss that the fit lowers, and the loss of the tail."""
         left = learned.outside()
         if left is not None:
             raise spectrum.LeftGuards(left)

@@ -46,7 +46,7 @@ class LearnedSpectrum(nn.Module):
     method: str  # by which the result is planned and written
 
     def __init__(self, site: RopeSite, ceiling: float) -> None:
-        """Begin a spectrum in training at the planned start, with a ceiling on its pair factors."""
+        """Begin a learned spectrum at the planned start, with a ceiling on its pair factors."""
         super().__init__()
         self.rope = site.rope
         self.start_factors = compression(site.rope.spectrum, site.wanted)
@@ -55,16 +55,16 @@ class LearnedSpectrum(nn.Module):
         self.ceiling = max(ceiling, *self.start_factors)
 
     def forward(self) -> Moved:
-        """Return the pair factors and the attention factor of the spectrum in training."""
+        """Return the pair factors and the attention factor of the learned spectrum."""
         raise NotImplementedError
 
     def knobs(self) -> dict[str, Json]:
-        """Return the fields of a recipe that plan the present values of a spectrum in training."""
+        """Return the fields of a recipe that plan the present values of a learned spectrum."""
         raise NotImplementedError
 
     def values(self) -> tuple[tuple[float, ...], float]:
-        """Return the present pair factors and attention factor of a spectrum in training as
-        plain numbers."""
+        """Return the present pair factors and attention factor of a learned spectrum as plain
+        numbers."""
         with torch.no_grad():
             factors, attention = self()
         return tuple(factors.cpu().tolist()), float(attention)
@@ -97,8 +97,7 @@ class LearnedPairFactors(LearnedSpectrum):
     start: torch.Tensor
 
     def __init__(self, site: RopeSite, ceiling: float) -> None:
-        """Begin the pair factors and the attention factor in training at the planned start of a
-        fit."""
+        """Begin the learned pair factors and attention factor at the planned start of a fit."""
         super().__init__(site, ceiling)
         attention = site.wanted.attention_factor / site.rope.spectrum.attention_factor
         self.register_buffer(
@@ -109,8 +108,8 @@ class LearnedPairFactors(LearnedSpectrum):
         self.attention = _trainable_zeros()
 
     def forward(self) -> Moved:
-        """Return the pair factors in training, held inside the limits of a fit, and the
-        attention factor."""
+        """Return the learned pair factors, held inside the limits of a fit, and the attention
+        factor."""
         held = self.offsets.clamp(
             math.log(SHORTEST) - self.start, math.log(self.ceiling) - self.start
         )
@@ -120,7 +119,7 @@ class LearnedPairFactors(LearnedSpectrum):
         return (self.start + offsets).exp(), attention.exp()
 
     def knobs(self) -> dict[str, Json]:
-        """Return the pair factors and the attention factor in training as fields of a recipe."""
+        """Return the learned pair factors and attention factor as fields of a recipe."""
         factors, attention = self.values()
         return {"pair_factors": factors, "attention_factor": attention}
 
@@ -136,7 +135,7 @@ class LearnedYarnRamp(LearnedSpectrum):
     method = "yarn"
 
     def __init__(self, site: RopeSite, target: int, ceiling: float) -> None:
-        """Begin both ends of YaRN's ramp and the attention factor in training at the planned start
+        """Begin both ends of the learned YaRN ramp, and the attention factor, at the planned start
         of a fit."""
         super().__init__(site, ceiling)
         rope = site.rope
@@ -156,12 +155,12 @@ class LearnedYarnRamp(LearnedSpectrum):
         self.attention = _trainable_zeros()
 
     def _ends(self) -> Moved:
-        """Return both ends of YaRN's ramp in training, in pairs."""
+        """Return both ends of the learned YaRN ramp, as indices of pairs."""
         low = self.low + RAMP_UNIT * self.ends[0]
         return low, low + self.width * self.ends[1].exp()
 
     def forward(self) -> Moved:
-        """Return the pair factors of YaRN's ramp in training, and the attention factor."""
+        """Return the pair factors of the learned YaRN ramp, and the attention factor."""
         low, high = self._ends()
         # Stock clamps both ends to 0 .. dim - 1.
         low = low.clamp(min=0.0)
@@ -172,7 +171,7 @@ class LearnedYarnRamp(LearnedSpectrum):
         return 1 / (ramp / self.s + 1 - ramp), attention.exp()
 
     def outside(self) -> str | None:
-        """Return a sentence about the first limit of a fit that the ramp in training breaks, or
+        """Return a sentence about the first limit of a fit that the learned YaRN ramp breaks, or
         None."""
         with torch.no_grad():
             low, high = self._ends()
@@ -181,7 +180,7 @@ class LearnedYarnRamp(LearnedSpectrum):
         return super().outside()
 
     def knobs(self) -> dict[str, Json]:
-        """Return the betas and the attention factor of YaRN's ramp in training as fields of a
+        """Return the betas and the attention factor of the learned YaRN ramp as fields of a
         recipe."""
         with torch.no_grad():
             low, high = (float(end) for end in self._ends())
@@ -206,17 +205,17 @@ class LearnedTheta(LearnedSpectrum):
     method = "abf"
 
     def __init__(self, site: RopeSite, ceiling: float) -> None:
-        """Begin the theta in training at the planned start of a fit."""
+        """Begin the learned theta at the planned start of a fit."""
         super().__init__(site, ceiling)
         self.start = math.log(float(site.params["rope_theta"]) / site.rope.theta)
         self.offset = _trainable_zeros()
 
     def _shift(self) -> torch.Tensor:
-        """Return the logarithm of the theta in training, relative to the model's own."""
+        """Return the logarithm of the learned theta over the model's own theta."""
         return self.start + THETA_UNIT * self.offset
 
     def forward(self) -> Moved:
-        """Return the pair factors of the theta in training, and an attention factor of 1."""
+        """Return the pair factors of the learned theta, and an attention factor of 1."""
         dim = self.rope.dim
         index = torch.arange(0, dim, 2, dtype=torch.float64, device=self.offset.device)
         shift = self._shift()
@@ -232,7 +231,7 @@ class LearnedTheta(LearnedSpectrum):
         return super().outside()
 
     def knobs(self) -> dict[str, Json]:
-        """Return the theta in training as the field of a recipe."""
+        """Return the learned theta as the field of a recipe."""
         return {"theta": self.rope.theta * math.exp(float(self._shift().detach()))}
 
 
@@ -256,8 +255,8 @@ class _FittedRotary:
     moving numbers."""
 
     def __init__(self, module: nn.Module, site: RopeSite, learned: LearnedSpectrum) -> None:
-        """Keep a rotary module's own forward, and the spectrum in training that replaces it during
-        a fit."""
+        """Keep a rotary module's own forward, and the learned spectrum that replaces its
+        frequencies during a fit."""
         self.module = module
         self.learned = learned
         self.label = site.label
@@ -272,7 +271,7 @@ class _FittedRotary:
     def __call__(
         self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
     ) -> Moved:
-        """Return cos and sin of the spectrum in training, with gradients.
+        """Return cos and sin of the learned spectrum, with gradients.
 
         Return the module's own for another layer type, and for positions that a longrope of two
         sets reads by the short one.
@@ -403,7 +402,7 @@ class SpectrumLearner(nn.Module):
     def __init__(
         self, model: "PreTrainedModel", learned: LearnedSpectrum, *, sliced: bool, tail: int
     ) -> None:
-        """Hold the frozen model and the spectrum in training, for the loss of a fit."""
+        """Hold the frozen model and the learned spectrum, for the loss of a fit."""
         super().__init__()
         self.model = model
         self.learned = learned

@@ -72,7 +72,8 @@ model = PeftModel.from_pretrained(base, folder)
 
 @dataclass(frozen=True)
 class TunedWeights:
-    """The checkpoints whose weights count, and the checkpoint and rows that were trained."""
+    """Trainer's checkpoints of the tuned model and its control whose weights count, and the
+    extended checkpoint and new rows that were trained."""
 
     origin: Origin
     new_rows: NewRows | None
