@@ -190,7 +190,7 @@ def _code_of(words: list[str]) -> int:
 
 
 def _failed(sentence: str, exit_code: int, words: list[str]) -> int:
-    """Print why the command failed on stderr, with --json also on stdout for a program; return the
+    """Print on stderr why the command failed, with --json also on stdout for a program; return the
     exit code."""
     fail(sentence)
     if "--json" in words:

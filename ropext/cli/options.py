@@ -199,8 +199,8 @@ class OptionsOf:
     user gave arrive there as one dict."""
 
     def __init__(self, *kinds: type[Options], only: Sequence[str] = ()) -> None:
-        """Keep the option classes whose fields a command takes on the command line, or `only` some
-        of them."""
+        """Keep the classes whose options a command takes, and with `only` the names of the fields
+        it takes."""
         self.kinds = kinds
         self.only = only
 

@@ -155,7 +155,7 @@ class Out:
 
 
 def fail(sentence: str) -> None:
-    """Print the error of a command that did not succeed on stderr, also with --quiet."""
+    """Print on stderr the error of a command that did not succeed, also with --quiet."""
     sys.stderr.write(f"error: {visible(sentence)}\n")
     sys.stderr.flush()
 

@@ -158,7 +158,7 @@ def _unextended_text(served: "Served", verdict: str = "", *, details: bool) -> s
 
 def _print_engine_gate(out: Out, served: "Served", names: Sequence[str], *, details: bool) -> None:
     """Print how each engine reads a model, for `ropext plan --for`. Raise if one of these engines
-    reads it differently; in that case the reasons are printed too."""
+    reads it differently, or if that was not measured; then the reasons are printed, too."""
     from ropext.files import inspecting
 
     judged = inspecting.gate(served, names)

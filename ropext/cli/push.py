@@ -106,8 +106,8 @@ def push_command(directory: Path, wanted: Push) -> str:
 
 
 def sentence(done: "Pushed") -> str:
-    """Return the line that `ropext push` prints about the repository as it is on the hub now; for a
-    dry run the files and the card."""
+    """Return one line about the repository as it is on the hub now; for a dry run the files and the
+    card."""
     kind = "private" if done.private else "public"
     if done.commit is None:
         from ropext.base.table import columns

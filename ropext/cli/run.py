@@ -82,7 +82,8 @@ def command(
 def forecast(
     out: Out, recipe: "Recipe", output: Path | None, call: Call, stages: "Stages | None" = None
 ) -> None:
-    """Print the cost of each stage of a run, for `ropext run --dry-run`."""
+    """Print the cost of each stage of a run; `ropext extend --dry-run` with later steps does the
+    same."""
     from ropext.base.table import columns
     from ropext.pipeline import running
 

@@ -109,8 +109,8 @@ def memory_only_variants(
 
 
 def readable(computing: Computing, beside: Sequence[Variant]) -> list[Variant]:
-    """Return the variants to measure that the loaded model's code can compute: not all attention
-    can be folded."""
+    """Return the variants that the loaded model's code can compute: not all attention can be
+    folded."""
     able = list[Variant]()
     for variant in beside:
         with suppress(RopextError), computing(variant):
@@ -145,6 +145,5 @@ class Contenders:
         return [variant.label for variant in self.variants[1:]]
 
     def readable(self, computing: Computing) -> "Contenders":
-        """Return the contenders to measure on documents, except variants that the loaded model's
-        code cannot compute."""
+        """Return the contenders, except variants that the loaded model's code cannot compute."""
         return replace(self, beside=readable(computing, self.beside))

@@ -144,7 +144,7 @@ def read_corpus(
 
 
 def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> list[str]:
-    """Return warnings about documents of the corpus that were left out, and about missing or weak
+    """Return warnings about documents and lengths that were left out, and about missing or weak
     intervals."""
     lines = []
     if corpus.num_read == 1:

@@ -174,8 +174,7 @@ class ReadingMode:
 
 
 def slice_for(budget: int, vocabulary: int) -> int:
-    """Return how many tokens of a document or served text one head slice has within a memory budget
-    (bytes), a power of two."""
+    """Return the tokens of one head slice within a memory budget (bytes), a power of two."""
     fast = max(KEPT_SLICE, KEPT_BYTES // (4 * vocabulary))
     wanted = min(LONGEST_SLICE, fast, int(budget / (HEAD_BYTES * vocabulary)))
     return 1 << (max(SHORTEST_SLICE, wanted).bit_length() - 1)
@@ -281,7 +280,7 @@ class TokenScorer:
         return bool((tiled - expected).abs().max() <= bound)
 
     def _dtype(self) -> Any:
-        """Return the dtype of the weights of the model that scores documents."""
+        """Return the dtype of the model's input embedding."""
         return self.model.get_input_embeddings().weight.dtype
 
     def _row(self, ids: Ids) -> "torch.Tensor":

@@ -36,8 +36,8 @@ ADAPTER = "in memory"  # the place of a variant's adapter
 
 
 def check_output(output: Path, force: bool | None) -> None:
-    """Raise OutputExists if the output for evaluating a model in memory holds results, because they
-    may be of another model."""
+    """Raise OutputExists if the output for a model in memory holds results, because they may be of
+    another model."""
     if not force and workdir.read(output) is not None and workdir.has_work(output):
         raise OutputExists(
             f"{output} holds results, and results of a model in memory are never resumed; give "
@@ -91,8 +91,8 @@ def _merged_adapters(model: "PreTrainedModel") -> str:
 
 
 def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
-    """Return a copy of the tokenizer given for evaluating a model in memory; without one load the
-    tokenizer of the model's own directory."""
+    """Return a copy of the given tokenizer; without one load the tokenizer of the model's own
+    directory."""
     if given is not None:
         return copy.deepcopy(given)
     name = name_of_loaded(live)

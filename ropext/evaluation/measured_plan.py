@@ -53,7 +53,7 @@ class Measured:
 
     @property
     def taken(self) -> Plan:
-        """Return the plan of the method that the ranking measured on documents recommends."""
+        """Return the plan of the recommended method."""
         return self.plans[self.ranking.taken]
 
     def to_json(self) -> JsonObject:
@@ -109,7 +109,7 @@ def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
 
 
 def _announce(hooks: Hooks, evaluation: Evaluation, methods: list[str], tokens: int) -> None:
-    """Print the costs of `ropext plan --measure` before it reads the documents."""
+    """Print the costs of `ropext plan --measure` before the model reads the documents."""
     length = length_text(evaluation.reads.frame.longest)
     num = len(evaluation.reads.documents)
     if num < 8:

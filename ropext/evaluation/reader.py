@@ -66,7 +66,7 @@ class Progress:
     last: float = 0.0  # when the last unit began
 
     def show(self, what: str) -> None:
-        """Show the forward tokens that were read so far, and those of the whole measurement."""
+        """Show how many of its forward tokens this process has read."""
         self.total = max(self.total, self.done)
         self.hooks.show(self.done, self.total, what)
 
@@ -159,8 +159,7 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """Return the sizes that decide how a model reads documents; it is loaded or on the meta
-    device."""
+    """Return the sizes that decide how a model, loaded or on the meta device, reads documents."""
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
     hidden = int(config.hidden_size)
@@ -228,8 +227,7 @@ class Models:
 
     @contextmanager
     def computing(self, variant: Variant) -> Iterator[Any]:
-        """Yield the loaded model that reads documents; it computes as the variant says inside the
-        `with` block."""
+        """Yield a model that computes as the variant says, inside the `with` block."""
         held = in_memory_model_of(variant.snapshot)
         if held is not None:
             with applied(held.copied(), variant) as model:
@@ -320,7 +318,7 @@ class Reader:
         units: Mapping[str, Sequence[Unit]],
         stores: Mapping[str, Store],
     ) -> Against:
-        """Return the base's states and head for the comparison of an evaluation (--kl).
+        """Return the base's states and head, for --kl.
 
         The head is the head of the model that is read, if the base has the same weights; otherwise
         the base is loaded once, and its head kept.
