@@ -85,17 +85,15 @@ class Step(ABC):
         if is_main() and not again:
             done = self.finished_files()
         done = from_first(done)  # a disk that is shared may show another process less
-        folder = _step_folder(self.run_folder, self.name)
         if done is not None:
             if is_main() and self._is_half_done():
-                with os_errors(folder):
+                with os_errors(_step_folder(self.run_folder, self.name)):
                     self.tidy()
                 self._write_manifest(done)
             say(f"{self.name}: done before, skipped{self._newer_libraries()}")
             return False
         if is_main():
-            with os_errors(folder):
-                self._begin(again, say)
+            self._begin(again, say)
         if is_main() or self.everyone:
             self.make()
         if is_main():
@@ -128,12 +126,14 @@ class Step(ABC):
     def _begin(self, is_asked: bool, say: Say) -> None:
         """Clear the files of another run of the step away, and note that this one has begun."""
         begun = self._manifest(None)  # it reads the inputs: a change after this line is noticed
-        if self._is_half_done() and not is_asked:
-            say(f"{self.name}: resumes after an interrupt")
-        else:
-            say(f"{self.name}: {self._why(is_asked)}")
-            self.clear()
-        write_manifest(_step_folder(self.run_folder, self.name), begun)
+        folder = _step_folder(self.run_folder, self.name)
+        with os_errors(folder):
+            if self._is_half_done() and not is_asked:
+                say(f"{self.name}: resumes after an interrupt")
+            else:
+                say(f"{self.name}: {self._why(is_asked)}")
+                self.clear()
+            write_manifest(folder, begun)
 
     def _why(self, is_asked: bool) -> str:
         """Return why the step is done: it begins, or something changed."""

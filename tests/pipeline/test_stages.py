@@ -736,3 +736,18 @@ def test_an_interrupt_names_the_kept_results_after_a_finished_stage(tmp_path, mo
         Interrupted, match=r"finished stages are kept in out\.run; run the same command"
     ):
         go()
+
+
+def test_an_interrupt_while_a_run_is_planned_names_finished_stages_alone(tmp_path, monkeypatch):
+    def interrupted(*args, **more):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as planned:
+        planned.setattr(running, "plan_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            go()
+    assert list(tmp_path.iterdir()) == []
+    go()
+    monkeypatch.setattr(running, "plan_run", interrupted)
+    with pytest.raises(Interrupted, match=r"finished stages are kept in out\.run"):
+        go()

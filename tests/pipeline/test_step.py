@@ -80,6 +80,8 @@ def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path, monk
         monkeypatch.setattr("ropext.pipeline.step.from_first", receive)
         own = step(place, kind=kind, base="a")
         own.taken = taken
+        if rank != "0":
+            own.key = lambda: pytest.fail("another process read the inputs")
         return own.do_once()
 
     first = lambda left: sent.append(left) or left  # noqa: E731
@@ -125,6 +127,19 @@ def test_a_step_that_was_never_begun_needs_no_key(tmp_path):
     done.do_once()
     assert done.finished_files() == {"made": '{"base": "a"}'}
     assert step(tmp_path, base="b").finished_files() is None
+
+
+def test_an_input_that_cannot_be_read_is_no_error_of_the_steps_folder(tmp_path):
+    own = step(tmp_path, base="a")
+    unread = OSError(5, "Input/output error", "documents.txt")
+
+    def key():
+        raise unread
+
+    own.key = key
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        own.do_once()
+    assert raised.value is unread
 
 
 def test_the_folders_of_steps_go_with_a_run_that_kept_nothing(tmp_path):
