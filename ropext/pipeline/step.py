@@ -72,7 +72,7 @@ class Step(ABC):
         The key of a step that has never begun is not computed: this could fetch and read all
         weights and documents.
         """
-        manifest = step_manifest(self.run_folder, self.name)
+        manifest = _step_manifest(self.run_folder, self.name)
         if manifest is None or self._changed(manifest):
             return None
         seen = self.look()
@@ -108,7 +108,7 @@ class Step(ABC):
     def _newer_libraries(self) -> str:
         """Return which libraries changed since the step was done; ropext prints this, and does not
         repeat the step for it."""
-        then = (step_manifest(self.run_folder, self.name) or {}).get(VERSIONS, {})
+        then = (_step_manifest(self.run_folder, self.name) or {}).get(VERSIONS, {})
         now = versions()
         other = list[str]()
         for name in differences(then, now):
@@ -120,7 +120,7 @@ class Step(ABC):
 
     def _is_half_done(self) -> bool:
         """Return whether this very step has begun and not finished."""
-        manifest = step_manifest(self.run_folder, self.name)
+        manifest = _step_manifest(self.run_folder, self.name)
         return manifest is not None and guard.FILES not in manifest and not self._changed(manifest)
 
     def _begin(self, is_asked: bool, say: Say) -> None:
@@ -137,7 +137,7 @@ class Step(ABC):
 
     def _why(self, is_asked: bool) -> str:
         """Return why the step is done: it begins, or something changed."""
-        manifest = step_manifest(self.run_folder, self.name)
+        manifest = _step_manifest(self.run_folder, self.name)
         if manifest is None:
             return "begins"
         if is_asked:
@@ -172,7 +172,7 @@ def _command_of(step: str) -> str:
     return f"{step} of a run"
 
 
-def step_manifest(run: Path, name: str) -> Flat | None:
+def _step_manifest(run: Path, name: str) -> Flat | None:
     """Return the manifest of a step of a run; None if it is missing or unreadable, so that the step
     runs again."""
     try:
@@ -192,7 +192,7 @@ class StepRecord:
 
 def step_record(run: Path, name: str) -> StepRecord | None:
     """Return the record of a step of a run, by its name; None if it has never begun."""
-    manifest = step_manifest(run, name)
+    manifest = _step_manifest(run, name)
     if manifest is None:
         return None
     inputs = {key: value for key, value in manifest["decides"].items() if key != SCHEMA}
