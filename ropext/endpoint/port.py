@@ -42,7 +42,7 @@ class Port:
 
     @property
     def identity(self) -> dict[str, Json]:
-        """Return what a run stores about the server, to notice another model at its next call."""
+        """Return the facts of the server by which a run notices another model at its next call."""
         return {"url": self.server.root, "model": self.model, "limit": self.limit, **self.told}
 
     def named(self, text: str) -> dict[str, Json]:
