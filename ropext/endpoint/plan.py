@@ -94,7 +94,8 @@ class PortPlan:
 
     @property
     def decides(self) -> dict[str, Json]:
-        """Return what must be equal for an evaluation of a server to resume in its folder."""
+        """Return the values that must be equal for an evaluation of a server to resume in its
+        folder."""
         plain = self.plain
         further = dict[str, Json]()
         if self.reads is not None:

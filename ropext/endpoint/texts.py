@@ -49,7 +49,7 @@ class TextPlan:
 
     @property
     def decides(self) -> JsonObject:
-        """Return what decides the losses that a server returns for texts."""
+        """Return the values that decide the losses that a server returns for texts."""
         bos = self.texts.bos
         return {"documents": self.hashes, "bos": bos, "short_window": SHORT_WINDOW}
 

@@ -442,7 +442,7 @@ class Options(BaseModel):
 
 
 def option_decision(info: FieldInfo) -> str:
-    """Return what an option decides, one of DECISIONS."""
+    """Return the decision of an option, one of DECISIONS."""
     for mark in info.metadata:
         if isinstance(mark, str) and mark in DECISIONS:
             return mark
@@ -460,7 +460,7 @@ _BOUNDS = {
 
 
 def wrong_value_message(error: ErrorDetails) -> str:
-    """Return the message about a wrong value of an option: what is expected, and what was given."""
+    """Return the message about a wrong value of an option: the expected and the given one."""
     kind = error["type"]
     value = error["input"]
     context = error.get("ctx", {})

@@ -46,8 +46,8 @@ class PromptEncoder(Encoder, Protocol):
         ...
 
     def render(self, content: str, opening: str, between: str = "\n") -> str:
-        """Return the prompt of a retrieval question, whose answer begins with `opening`: plain, or
-        through a chat template, which itself decides what is between the two."""
+        """Return the prompt of a retrieval question, whose answer begins with `opening`: plain,
+        with `between` before it, or through a chat template, which has its own separator."""
         ...
 
 

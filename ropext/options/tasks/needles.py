@@ -135,8 +135,8 @@ class Needles:
         return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))
 
     def _haystack_sentences(self, request: TextRequest, others: list[str]) -> list[str]:
-        """Return what surrounds the needles: noise, the other statements, or the book from a random
-        sentence on."""
+        """Return the sentences around the needles: noise, the other statements, or the book from a
+        random sentence on."""
         if self.around == "noise":
             return [NOISE] * request.units
         if self.around == "needles":
