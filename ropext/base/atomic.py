@@ -18,8 +18,8 @@ Write = Callable[[BinaryIO], object]
 
 @contextmanager
 def os_errors(output: Path) -> Iterator[None]:
-    """Turn an error of the file system while a file is written into an InputError of one
-    sentence."""
+    """Turn an error of the file system into an InputError of one sentence: the output cannot be
+    written, and why."""
     try:
         yield
     except OSError as error:
@@ -45,8 +45,8 @@ def reason_of(error: Exception) -> str | None:
 
 @contextmanager
 def library_errors(output: Path) -> Iterator[None]:
-    """Turn an error of the file system, raised by another library while it writes a file, into an
-    InputError of one sentence."""
+    """Turn an error of the file system into an InputError of one sentence, as `os_errors` does, if
+    another library raised it while it wrote the output."""
     try:
         yield
     except Exception as error:
@@ -74,8 +74,8 @@ def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:
 
 @contextmanager
 def run_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the file system at a file in a run's folder, which can be resumed, into an
-    InputError of one sentence."""
+    """Turn an error of the file system at a file in a run's folder into an InputError of one
+    sentence, which says that the same command resumes the run."""
     try:
         yield
     except OSError as error:

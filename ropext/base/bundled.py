@@ -68,7 +68,8 @@ def find_recipe(name: str) -> Path:
 
 def find_bundled(name: str, kind: Literal["model", "data"]) -> Path | None:
     """Return the directory of a bundled checkpoint, or the file of bundled documents, for a name
-    such as ropext://demo; None if the name does not begin with ropext://."""
+    such as ropext://demo; None if the name does not begin with ropext://. Refuse an unknown name,
+    and a name of the other kind."""
     if not name.startswith(SCHEME):
         return None
     known = BUNDLED[kind]
@@ -83,7 +84,8 @@ def find_bundled(name: str, kind: Literal["model", "data"]) -> Path | None:
 
 
 def _list(names: Collection[object]) -> str:
-    """Return the first bundled or local names of models for an error's sentence."""
+    """Return the first of some known names or paths, and how many more there are, for an error's
+    sentence."""
     shown = [str(name) for name in names][:LISTED]
     if len(names) > LISTED:
         shown.append(f"{len(names) - LISTED} more")
@@ -91,8 +93,9 @@ def _list(names: Collection[object]) -> str:
 
 
 def find_gguf(name: str) -> Path | None:
-    """Return the GGUF file that a short name means (ollama:NAME, a file of LM Studio, a path),
-    known by its first bytes if it has another suffix; None if the name means something else."""
+    """Return the GGUF file that a name means: ollama:NAME, a path, a directory with one GGUF, or a
+    file in LM Studio's folder. A path without the suffix is known by its first bytes. None if the
+    name means something else."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "model")
     path = Path(os.path.expanduser(name))

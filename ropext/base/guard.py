@@ -251,7 +251,7 @@ def remembered(path: Path, digest: Callable[[Path], str]) -> str:
 
 
 def is_settled(path: Path, status: os.stat_result) -> bool:
-    """Return whether a later write to a file changes its modification times for certain."""
+    """Return whether a later write to a file changes its times for certain."""
     age = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
     return age > SETTLED and keeps_times(path)
 

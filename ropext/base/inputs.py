@@ -80,8 +80,8 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: str) -> str:
-    """Read the small text file that an option names, at most 16 MiB, in whatever encoding it
-    has."""
+    """Read the small text file that an option names, at most 16 MiB, in UTF-8, UTF-16 or
+    UTF-32."""
     return as_text(read_bytes(Path(path), OPTION_FILE_LIMIT))
 
 
@@ -155,8 +155,8 @@ def is_path(text: str) -> bool:
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a file name that a stranger's file lists is short, printable and without a
-    slash."""
+    """Return whether a file name that a stranger's file lists is short and printable, and cannot
+    lead out of its directory."""
     if name in ("", ".", "..") or len(name) >= 256:
         return False
     return name.isprintable() and "/" not in name and "\\" not in name

@@ -59,7 +59,7 @@ def digest(data: Json) -> str:
 
 
 def read_json(path: Path) -> Json:
-    """Read a JSON file that ropext wrote; raise InputError if it is no JSON."""
+    """Read a JSON file that ropext wrote; raise InputError if it is missing or no JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -106,8 +106,8 @@ def _is_written(field: Field[Any], value: Any) -> bool:
 
 
 def read_values(kind: type[T], data: Json, place: object, remedy: str = "") -> T:
-    """Build a dataclass, or a container of dataclasses, from the JSON that `values_json` made of
-    one.
+    """Build a value of this type (a dataclass, or a container of them) from the JSON that
+    `values_json` made of it.
 
     The file may come from anyone: the error names the first key that is missing or has another
     type.
@@ -158,13 +158,14 @@ def noun(error_type: str) -> str:
 
 
 def read_object(path: Path, levels: int = DEPTH_LIMIT) -> dict[str, Json]:
-    """Read the JSON object in a file of a stranger; raise InputError of one sentence for anything
-    else."""
+    """Read the JSON object in a file, perhaps a stranger's, nested at most `levels` deep; raise
+    InputError of one sentence for anything else."""
     return parse_object(read_bytes(path, CONFIG_LIMIT), str(path), levels=levels)
 
 
 def read_redirected(path: Path) -> dict[str, Json]:
-    """Read the JSON object in a file that a shell's > may have written in UTF-16."""
+    """Read the JSON object in a file that a shell's > may have written in another encoding, such
+    as UTF-16."""
     data = read_bytes(path, CONFIG_LIMIT)
     if json.detect_encoding(data) != "utf-8":
         data = as_text(data).encode()

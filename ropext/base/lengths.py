@@ -26,7 +26,7 @@ def parse_length(text: str, flag: str = "--lengths") -> int:
 
 
 def parse_lengths(text: str, flag: str = "--lengths") -> tuple[int, ...]:
-    """Read the ascending list of lengths in --lengths, separated by commas."""
+    """Read the ascending list of lengths of an option, separated by commas."""
     lengths = tuple(parse_length(part, flag) for part in text.split(",") if part.strip())
     if not lengths:
         raise UsageError(f"{flag} is empty; write e.g. {flag} 4k,8k,16k")
@@ -52,8 +52,8 @@ def lengths_text(lengths: Sequence[int]) -> str:
 
 
 def tail_tokens(context: int) -> int:
-    """Return the tokens of the tail before a length, N = min(1024, L/4), the same at every
-    length."""
+    """Return how many tokens the tail before a length has: N = min(1024, L/4), L being the trained
+    context, so that N is the same at every length."""
     return max(1, min(LONGEST_TAIL, context // 4))
 
 
@@ -127,6 +127,5 @@ def short_windows(num_tokens: int, context: int) -> Iterator[Window]:
 
 
 def forward_tokens(windows: Iterable[Window]) -> int:
-    """Return how many tokens all these windows over a text hold together, to count the cost of
-    reading."""
+    """Return how many tokens are read in all windows over a text together."""
     return sum(window.end - window.begin for window in windows)

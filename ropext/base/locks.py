@@ -76,7 +76,8 @@ def _acquire(path: Path, output: Path) -> int:
 
 
 def _sign(descriptor: int, path: Path) -> None:
-    """Write into a lock file which process holds it; delete the file if the disk has no room."""
+    """Write into a lock file which process holds it; if that fails, delete the file and raise the
+    OSError."""
     pid = os.getpid()
     holder = {"ropext": "lock", "pid": pid, "host": socket.gethostname(), "start": _start(pid)}
     try:

@@ -97,7 +97,7 @@ def continued(command: str, width: int) -> list[str]:
 
 
 def no_messages(sentence: str) -> None:
-    """Ignore a sentence of progress; a `Say` without output."""
+    """Ignore a sentence; a `Say` without output."""
 
 
 def no_progress(done: int, total: int, what: str) -> None:

@@ -178,9 +178,9 @@ def peak_memory() -> int:
 
 
 def keeps_times(path: Path) -> bool:
-    """Return whether the modification times of a file tell that it was written: on a local file
-    system that is known for it and mounted read-write. A read-only image can bring any times. False
-    if this is not known."""
+    """Return whether the times of a file tell that it was written: on a local file system that is
+    known for it and mounted read-write. A read-only image can bring any times. False if this is not
+    known."""
     with suppress(OSError, ValueError, ImportError):
         if sys.platform == "linux":
             mountinfo = Path("/proc/self/mountinfo").read_bytes()

@@ -66,8 +66,8 @@ HIDDEN = ("Cc", "Cf", "Cs", "Co")  # categories of Unicode: control, format, sur
 
 
 def folded(text: str, first: str = "", rest: str = "  ") -> str:
-    """Break a line of a terminal at its spaces if it has more than 120 characters; `first` and
-    `rest` begin its lines."""
+    """Break a printed line at its spaces if it has more than 120 characters; `first` begins the
+    first part, `rest` each further one."""
     if len(first + text) <= WIDTH:
         return first + text
     room = max(WIDTH - max(len(first), len(rest)), 20)
@@ -94,8 +94,8 @@ WHOLE_NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return any command's table as text with columns padded to their widest cell. Fold the last
-    column if it is too wide; leave out an empty header."""
+    """Return a table as text with columns padded to their widest cell. Fold the last column if it
+    is too wide; leave out an empty header."""
     body = [list(map(str, row)) for row in rows]
     layout = _layout(header, body)
     lines = list[str]()
@@ -136,7 +136,7 @@ def _line(layout: Sequence[Padding], row: Sequence[str]) -> str:
 
 
 def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
-    """Return any command's tables as the text for a terminal, then `lines`."""
+    """Return tables as the text for a terminal, then `lines`."""
     parts = list[str]()
     for table in tables:
         part = f"{table.title}\n{columns(table.header, table.rows)}"
@@ -155,7 +155,7 @@ def verdict_first(lines: Sequence[str], tables: Iterable[Table]) -> str:
 
 
 def as_markdown(tables: Iterable[Table]) -> str:
-    """Return any command's tables as sections of a Markdown page."""
+    """Return tables as sections of a Markdown page."""
     parts = list[str]()
     for table in tables:
         parts.append(f"## {escape(table.title)}")
@@ -251,8 +251,8 @@ def _content(cell: str) -> str | float | None:
 
 
 def as_csv(tables: Iterable[Table]) -> str:
-    """Return any command's tables as CSV with a header; if there are several, a line with its title
-    precedes each."""
+    """Return tables as CSV with a header; if there are several, a line with its title precedes
+    each."""
     written = list(tables)
     parts = list[str]()
     for table in written:
@@ -334,7 +334,7 @@ def _latex(cell: str) -> str:
 
 
 def in_format(tables: Iterable[Table], name: Format) -> str:
-    """Return any command's tables as the text that `--format` names: csv, latex or markdown."""
+    """Return tables as the text that `--format` names: csv, latex or markdown."""
     if name == "csv":
         return as_csv(tables)
     if name == "latex":

@@ -87,7 +87,7 @@ class Workdir:
 
     @property
     def folder(self) -> Path:
-        """Return the path of the run's folder: OUT.run, or OUT itself for an evaluation."""
+        """Return the path of the run's folder: OUT.run for fit, finetune and run, else OUT."""
         return beside(self.output) if self.command in BESIDE else self.output
 
     def has_begun(self) -> bool:
@@ -104,8 +104,8 @@ class Workdir:
         return differences(manifest["decides"], self.decides)
 
     def check(self, force: bool | None) -> None:
-        """Refuse the folder of a run that this run may not take, by its run.json; change nothing.
-        `force` is None if the command has no such flag."""
+        """Refuse a folder that this run may not take, as its run.json and its files show; change
+        nothing. `force` is None if the command has no such flag."""
         folder = self.folder
         manifest = sealed(folder)
         guard.check({}, {"a run's folder": folder})
@@ -175,10 +175,10 @@ class Workdir:
     def claimed(
         self, force: bool | None, rank: int = 0, world: int = 1, say: Say = no_messages
     ) -> Iterator[None]:
-        """Hold the lock of the run's folder, new or as this run left it; the first of several
-        processes does this.
+        """Hold the lock of the run's folder, which is new or as this run left it; only the first of
+        several processes does this.
 
-        If a run fails before it has kept anything, remove the folder.
+        If a run of one process fails before it has kept anything, remove the folder.
         """
         if rank != 0:
             yield
@@ -195,8 +195,8 @@ class Workdir:
             self._finish(say)
 
     def _begin(self, force: bool | None, say: Say) -> None:
-        """Write run.json into the run's folder, and delete the files that another run left
-        there."""
+        """Delete the files that another run left in the run's folder, and write run.json there;
+        refuse a folder that this run may not take."""
         self.check(force)
         for name in self._edited():
             if name.startswith(STORES):  # losses are not taken from an edited file
@@ -280,8 +280,8 @@ def remove(
 
 
 def has_work(folder: Path) -> bool:
-    """Return whether a run's folder holds more than run.json. A mistake in an option that is found
-    late leaves nothing else."""
+    """Return whether a run's folder holds more than run.json and used.log. A mistake in an option
+    that is found late leaves nothing else."""
     return any(path.is_file() for path in folder.rglob("*") if path.name not in (MANIFEST, USED))
 
 

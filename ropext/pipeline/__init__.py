@@ -8,7 +8,7 @@ The modules, from the lowest up:
   work            a run and its paths
   step            a piece of work that a run does once
   stage           what all stages share
-  steps           the stages
+  training_stages, steps   the stages
   evidence        the measurements of a run
   report_page     the report of a run
   ran             the result of a run

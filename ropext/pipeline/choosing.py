@@ -93,5 +93,5 @@ class ChoiceStep(Step):
         write_json(self.path, AutoChoice(self.beforehand, self.folder, self.call).made())
 
     def clear(self) -> None:
-        """Delete the folder of the choice that a run with `--method auto` made."""
+        """Delete the files of an earlier choice, made by a run with `--method auto`."""
         remove(self.folder)

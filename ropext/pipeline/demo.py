@@ -196,7 +196,7 @@ def _words(
 
 
 def _word(item: object) -> str:
-    """Return a word of a command that `ropext demo` shows."""
+    """Return the value of an option as a word of a command that `ropext demo` shows."""
     return f"{item:g}" if isinstance(item, float) else str(item)
 
 

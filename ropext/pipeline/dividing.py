@@ -51,8 +51,8 @@ def encoder_of(
 
 
 def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges: bool) -> Divided:
-    """Read the documents of `--method auto` and divide them: some choose the method. If
-    `has_judges`, other documents give the verdict.
+    """Read the documents of `--method auto` and divide them: some choose the method, the others
+    give the verdict. If `has_judges`, documents elsewhere give it, and all of these choose.
 
     Raise InputError if there are too few documents.
     """

@@ -74,5 +74,5 @@ class Evaluated(Result, Measurement):
         return self.results
 
     def _same_documents(self) -> Measurement | None:
-        """Return the measurement for tables by document, in the result of `ropext.evaluate`."""
+        """Return this measurement, whose models all read the same documents."""
         return self

@@ -32,7 +32,7 @@ class Extended(Result):
 
     @property
     def output(self) -> Path:
-        """Return the place of the output, in the result of `ropext.extend`."""
+        """Return the path of the extended output."""
         return self.written.output
 
     @property

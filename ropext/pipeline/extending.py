@@ -35,7 +35,7 @@ class MadeExtension:
 
     @property
     def output(self) -> Path:
-        """Return the place of the output that `extend` wrote."""
+        """Return the path of the output that `extend` wrote."""
         return self.written.output
 
     @property

@@ -72,7 +72,8 @@ def from_options(
 
 
 def _checked(recipe: Recipe) -> Recipe:
-    """Return the recipe; refuse one with a secret in its text, or with a wrong gate."""
+    """Return the recipe; refuse one with a secret in one of its values, or with a gate that cannot
+    be read."""
     for loc, entry in recipe.source.entries.items():
         if isinstance(entry.value, str) and scrub(entry.value) != entry.value:
             raise UsageError(

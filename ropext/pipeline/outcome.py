@@ -64,14 +64,15 @@ class ReportStage(Stage):
         }
 
     def look(self) -> Flat | None:
-        """Return the digests of the run's report and output; None if one is missing."""
+        """Return the digests of the run's report and of its output, which is null without an
+        output; None if report.html or outcome.json is missing."""
         if not self.page.is_file() or not (self.work.folder / OUTCOME).is_file():
             return None
         output = self.work.hashes.of_tree(self.work.output, but=PUSHED)
         return {"report": self.work.hashes.of(self.page), "output": output}
 
     def do(self) -> None:
-        """Write the output of a run if its gates passed, then its report."""
+        """Write the output of a run if its gates passed, then outcome.json and the report."""
         evidence = evidence_of(self.work)
         if evidence.passed:
             write_output(self.work, evidence)
@@ -84,7 +85,7 @@ class ReportStage(Stage):
         (self.work.folder / OUTCOME).unlink(missing_ok=True)
 
     def counts(self) -> JsonObject:
-        """Return the line of the dry run about the report stage."""
+        """Return the entry of the report stage in a dry run, which has no numbers."""
         return {"what": "the report; the output, whose weights are hard links"}
 
 

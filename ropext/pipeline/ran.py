@@ -74,7 +74,7 @@ class Ran(Result):
         return with_rows(shown)
 
     def _same_documents(self) -> Measurement | None:
-        """Return the measurement for tables by document, in the result of `ropext.run`."""
+        """Return the measurement of the run's evaluation; None if the run has no evaluation."""
         return self.evidence.measured
 
     @property

@@ -62,7 +62,7 @@ def _pictures(work: RunContext, evidence: Evidence) -> dict[str, tuple[str, byte
 
 
 def _facts(work: RunContext) -> Table:
-    """Return the table of facts at the top of a run's report."""
+    """Return the table of the plan and the verification, the last one of a run's report."""
     plan = work.plan
     record = read_object(work.checkpoints[work.final] / provenance.NAME)
     proved = record.get("proof")

@@ -123,7 +123,8 @@ class CheckpointStage(Stage):
         return choice and choice[USED]
 
     def key(self) -> Flat:
-        """Return everything that decides the checkpoint of a stage, with its known documents."""
+        """Return everything that decides the checkpoint of a stage, with the documents that a
+        choice of the method used."""
         if self.used:
             return self.content() | {USED: digest(self.used)}
         return self.content()

@@ -61,7 +61,8 @@ class Step(ABC):
 
     @cached_property
     def decides(self) -> Flat:
-        """Return the step's key and schema, as its manifest has them."""
+        """Return the step's key and schema, as its manifest has them: computed once, since the key
+        may need all weights and documents."""
         return {SCHEMA: self.schema, **self.key()}
 
     def finished_files(self) -> Flat | None:
@@ -80,7 +81,8 @@ class Step(ABC):
 
     def do_once(self, say: Say = no_messages, again: bool = False) -> bool:
         """Do the step if it was not done, or if the user asked for it `again`; return whether it
-        was done now. Of several processes the first one decides and writes."""
+        was done now. Of several processes only the first computes the key, decides and writes; the
+        others wait for it."""
         done = None
         if is_main() and not again:
             done = self.finished_files()
@@ -136,7 +138,7 @@ class Step(ABC):
             write_manifest(folder, begun)
 
     def _why(self, is_asked: bool) -> str:
-        """Return why the step is done: it begins, or something changed."""
+        """Return why the step is done: it begins, the user asked for it, or something changed."""
         manifest = _step_manifest(self.run_folder, self.name)
         if manifest is None:
             return "begins"
@@ -150,11 +152,11 @@ class Step(ABC):
         return "again, what it wrote is gone or was edited"
 
     def _write_manifest(self, files: Flat | None) -> None:
-        """Write the manifest of the step, with its files if it has finished."""
+        """Write the manifest of the step into its folder, with its files if it has finished."""
         write_manifest(_step_folder(self.run_folder, self.name), self._manifest(files))
 
     def _manifest(self, files: Flat | None) -> Flat:
-        """Return the manifest of the step, with its files if it has finished."""
+        """Return the content of the step's manifest; `files` is None until it has finished."""
         manifest = {"command": _command_of(self.name), "decides": self.decides}
         manifest[VERSIONS] = versions()
         if files is not None:

@@ -54,7 +54,8 @@ class PlanStage(Stage):
         self.path.unlink(missing_ok=True)
 
     def counts(self) -> JsonObject:
-        """Return the line of the dry run about the plan stage."""
+        """Return the entry of the plan in a dry run: method, context, target and factor. Print the
+        plan's warnings."""
         plan = self.work.plan
         warned(plan, self.work.call.hooks.say)
         what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
@@ -87,7 +88,8 @@ class ExtendStage(CheckpointStage):
         )
 
     def counts(self) -> JsonObject:
-        """Return the line of the dry run about the extend stage: the bytes of weights."""
+        """Return the entry of the extension in a dry run: the bytes of weights, how they are
+        written, and whether the result is verified."""
         base = self.work.base
         total = sum(base.files[file] for file in base.weight_files)
         if not total:
@@ -151,11 +153,12 @@ class EvaluateStage(Stage):
         self.results.unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Release the folder of the run's evaluation after a kill."""
+        """Delete the lock file that a kill left next to the run's evaluation."""
         release(self.work.evaluation, self.work.evaluation)
 
     def counts(self) -> JsonObject:
-        """Return the line of the dry run about the evaluate stage."""
+        """Return the entry of the evaluation in a dry run: documents, questions, lengths and
+        models."""
         work = self.work
         options = work.recipe.evaluate
         assert options is not None

@@ -39,7 +39,7 @@ class FitStage(CheckpointStage):
             training.make(self.place, call)
 
     def counts(self) -> JsonObject:
-        """Return the line of the dry run about the fit stage."""
+        """Return the entry of the fit in a dry run: its steps, and the tokens of each step."""
         assert self.work.recipe.fit is not None
         return _training_counts(self.work.recipe.fit)
 
@@ -74,7 +74,8 @@ class FinetuneStage(CheckpointStage):
             training.make(self.place, call)
 
     def counts(self) -> JsonObject:
-        """Return the line of the dry run about the finetune stage."""
+        """Return the entry of the fine-tuning in a dry run: its steps, and the tokens of each
+        step."""
         options = self.work.recipe.finetune
         assert options is not None
         return _training_counts(options, options.epochs)
