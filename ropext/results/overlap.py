@@ -1,4 +1,4 @@
-"""Track what documents did: trained a checkpoint, chose it or judged it, by the hashes in its
+"""Track the documents that trained a checkpoint, chose it or judged it, by the hashes in its
 record; and mark measured documents.
 
 "Trained on" includes a fit. If a record says nothing, ropext claims nothing.

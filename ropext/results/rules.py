@@ -1,5 +1,6 @@
 """Decide from losses on the same documents: which model is lowest, and how surely; which method
-`--method auto` takes; which step of a fit is kept; and what `compare` shows."""
+`--method auto` takes; which step of a fit is kept; and
+the numbers that `compare` shows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -387,7 +388,7 @@ class Comparison:
     # On the documents in common.
     measured: Measurement = field(repr=False, metadata={"json": None})
     reference: str
-    references: Mapping[str, str]  # per label: what its differences are to
+    references: Mapping[str, str]  # by label: the model to which its differences are
     documents: int  # in common
     left_out: Mapping[str, int]
     tail_tokens: int

@@ -385,9 +385,7 @@ def open_runs_to_compare(
     read_short = list[Measurement]()
     for number, each in enumerate(given, 1):
         run, wanted = _open_run(each)
-        same = (
-            before for before, other in zip(bases, runs, strict=True) if _have_same_base(run, other)
-        )
+        same = (bases[place] for place, other in enumerate(runs) if _have_same_base(run, other))
         base = next(same, number)
         runs.append(run)
         bases.append(base)

@@ -40,8 +40,8 @@ class Value:
     """A measured number.
 
     `ci95` is None if the sample is too small for an interval; `range` then holds the smallest and
-    largest value of a single document. For a difference of shares `apart` holds what only the first
-    model found, and what only the second found.
+    largest value of a single document. For a difference of shares `apart` holds the share that only
+    the first model found, and the share that only the second found.
     """
 
     value: Number
@@ -248,9 +248,8 @@ class Bootstrap:
         n = len(top)
         plain = top.sum() / bottom.sum()
         end = np.quantile(self._ratios(top, bottom), 1 - risk)
-        reach = _interval_widening(n, risk) * _skew_reach(
-            _skew_beyond_chance(top - plain * bottom), n
-        )
+        skew = _skew_beyond_chance(top - plain * bottom)
+        reach = _interval_widening(n, risk) * _skew_reach(skew, n)
         return float(plain + reach * (end - plain))
 
 

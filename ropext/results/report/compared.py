@@ -75,7 +75,7 @@ class Compared(Result):
         return with_rows(sections)
 
     def to_json(self) -> dict[str, Json]:
-        """Return what `ropext compare --json` prints, without its gates."""
+        """Return the JSON that `ropext compare --json` prints, without its gates."""
         return {"text": values_json(self.text), "retrieval": values_json(self.items)}
 
     def _same_documents(self) -> Measurement | None:

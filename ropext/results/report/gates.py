@@ -1,4 +1,4 @@
-"""Write gates: a table of all, and for each failed one its meaning and what to do."""
+"""Write gates: a table of all, and for each failed gate its meaning and remedy."""
 
 from collections.abc import Iterable, Sequence
 
@@ -23,12 +23,12 @@ def gate_table(outcomes: Iterable[Outcome]) -> Table:
 
 
 def failed_gate_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """Write for each failed gate of --fail-if its meaning and its remedy."""
+    """Write for each gate of --fail-if that failed or is not known its meaning and its remedy."""
     return [_failed_gate_line(outcome) for outcome in outcomes if not outcome.passed]
 
 
 def _failed_gate_line(outcome: Outcome) -> str:
-    """Write the meaning and the remedy of one failed gate."""
+    """Write the meaning and the remedy of one gate that failed, or why it is not known."""
     gate = parse_gate(outcome.gate)
     if not outcome.is_measured:
         return f"NOT KNOWN {outcome.gate}: not measured: {outcome.sentence}."
