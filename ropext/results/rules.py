@@ -1,6 +1,6 @@
 """Decide from losses on the same documents: which model is lowest, and how surely; which method
-`--method auto` takes; which step of a fit is kept; and
-the numbers that `compare` shows."""
+`--method auto` takes; which step of a fit is kept; and the numbers that `compare`
+shows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
