@@ -1,7 +1,7 @@
 """A GGUF as a directory: weights dequantised by transformers, the rotary embedding as read here.
 
 transformers' own reader of GGUF leaves out rope.scaling and rope_freqs, so that a scaled file would
-be measured unscaled; the config that is written here says how llama.cpp computes.
+be measured unscaled; the config that is written here states the numbers that llama.cpp computes.
 """
 
 import json
@@ -33,8 +33,8 @@ BYTES = 4  # for each weight: float32 keeps every digit of the file's values
 def dequantised_directory(
     model: str, say: Say = no_messages, check: Callable[[str], object] | None = None
 ) -> Iterator[str]:
-    """Yield a directory from which transformers loads a model: the model itself, or for a GGUF file
-    a temporary directory of dequantised weights.
+    """Yield the name by which transformers loads a model: unchanged, or a temporary directory of
+    dequantised weights if the model is a GGUF file.
 
     The directory lasts as long as the context. `check` gets it before the weights, which take long
     to make: it can refuse the config, the tokenizer or the record.

@@ -267,7 +267,8 @@ def with_attention(wanted: str | None, build: Callable[..., Built]) -> Built:
 
 @contextmanager
 def memory_errors(sentence: str) -> Iterator[None]:
-    """Turn out of memory, with a model in memory, into a sentence that names the options that help.
+    """Raise Stopped with a sentence that names the options that help, if a model takes more memory
+    than there is.
 
     Turn an error of a quantisation library into a sentence that names the library.
     """
@@ -286,7 +287,7 @@ def memory_errors(sentence: str) -> Iterator[None]:
 
 
 def out_of_memory(what: str, remains: str = "finished documents are kept") -> str:
-    """Return the sentence about a loaded model whose memory ran out while it read."""
+    """Return the sentence about a loaded model that ran out of memory while it read `what`."""
     return (
         f"out of memory while reading {what}; {remains}: run again with a smaller --chunk (e.g. "
         "2048), a smaller --slice-memory, or --dtype bfloat16"
@@ -337,8 +338,8 @@ def report_memory_used(
 
 
 def _inactive_file_bytes() -> int:
-    """Return the bytes of page cache that the kernel takes back from a container first, for a model
-    to load."""
+    """Return the bytes of page cache in a container's memory that the kernel takes back first; 0
+    if it does not report them."""
     stat = CGROUP / "memory.stat"
     lines = stat.read_text("ascii").splitlines() if stat.exists() else []
     return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

@@ -20,13 +20,13 @@ WAITING = 6 * 3600  # seconds that processes wait while one loads, reads or writ
 
 
 def rank_and_count() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes that share the model in memory,
-    as `accelerate launch` and torchrun set them."""
+    """Return the rank of this process and the number of processes that compute with the model, as
+    `accelerate launch` and torchrun set them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def wait_for_everyone() -> None:
-    """Wait until every process that loads or reads the model in memory has come here."""
+    """Wait until every process that computes with the model has come here."""
     if rank_and_count()[1] == 1:
         return
     from accelerate import PartialState
@@ -40,8 +40,7 @@ def wait_for_everyone() -> None:
 
 
 def is_main() -> bool:
-    """Return whether this process prints and writes; the others that share the model in memory only
-    compute."""
+    """Return whether this process prints and writes; the others only compute with the model."""
     return rank_and_count()[0] == 0
 
 
@@ -51,14 +50,14 @@ def is_fsdp() -> bool:
 
 
 def processes_of_each_row() -> int:
-    """Return the number of processes whose models in memory share a row: with context parallelism
-    each reads a piece of it."""
+    """Return the number of processes that share a row, each with the model in memory: with context
+    parallelism each reads a piece of it."""
     return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
 
 
 def readers() -> int:
-    """Return the number of processes whose models in memory read separate rows; processes that
-    share a row count once."""
+    """Return the number of processes that read separate rows with the model in memory; processes
+    that share a row count once."""
     return max(1, rank_and_count()[1] // processes_of_each_row())
 
 
@@ -114,7 +113,8 @@ def keep_float32(plugin: "FullyShardedDataParallelPlugin | None") -> None:
 
 
 def from_first(value: Found) -> Found:
-    """Return the value of the first process that has the model in memory, in all processes."""
+    """Return the value that the process of rank 0 has, in all processes that compute with the
+    model."""
     if rank_and_count()[1] == 1:
         return value
     from torch import distributed

@@ -25,7 +25,8 @@ _idle: dict[tuple[str, int], subprocess.Popen[str]] = {}
 
 
 def ask_sandbox(kind: str, question: JsonObject, size: int = 0) -> Json:
-    """Return the answer of a child process that loads a tokenizer or runs a chat template.
+    """Return the answer of a child process that loads a tokenizer, renders a chat template or
+    parses a model's answer.
 
     Its limits grow with the size of the files that it reads. Raise ValueError with its reason if it
     refuses, and TimeoutError if it ended itself.

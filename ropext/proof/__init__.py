@@ -153,8 +153,8 @@ def _limits(directory: Path, last: int) -> tuple[float, int]:
 
 
 def require_buildable(config: JsonObject) -> None:
-    """Raise ProofFailed unless transformers, in a child process with limits, builds a model of a
-    config without weights.
+    """Raise ProofFailed unless transformers builds the model of a config, without weights, in a
+    child process with a proof's limits.
 
     Call it before a config that a stranger may have written is built without limits.
     """

@@ -55,8 +55,8 @@ class Difference:
 
     @property
     def error(self) -> float:
-        """Return the relative difference of transformers' number from the plan's; infinity if only
-        the plan's is zero."""
+        """Return the relative difference of transformers' number from the plan's; infinity if
+        transformers' is not finite, or if only the plan's is zero."""
         if self.wanted == self.found:
             return 0.0
         if not self.wanted or not math.isfinite(self.found):
@@ -178,7 +178,7 @@ def _compare_rotary(built: "Built", promise: ExpectedRotary) -> list[Difference]
 def _compare_softmax(built: "Built", promise: ExpectedRotary) -> list[Difference]:
     """Return the difference of every attention module's softmax factor from the nearest site's.
 
-    Raise ProofFailed if the plan has such a factor and transformers built no module with one.
+    Raise ProofFailed if the plan's factor is not 1 and transformers built no module to compare.
     """
     worst = [_nearest_softmax_site(module, promise).difference for module in built["attention"]]
     if not worst and any(site.wanted.softmax_factor != 1 for site in promise.sites):

@@ -305,8 +305,8 @@ def _order_of_label(label: str) -> tuple[bool, str]:
 
 
 def rotation_size_keys(embedding: ProbedEmbedding) -> dict[str, str]:
-    """Return by label the config key that sizes the rotation: doubling it changes the pairs that
-    transformers turns."""
+    """Return by label the config key that sizes the rotation: doubling it changes the number of
+    pairs that transformers turns."""
     keys = dict.fromkeys(embedding.labels, "head_dim")
     values = embedding.given
     if "long_factor" in embedding.rope:  # one number for each pair, so no other size is possible
@@ -383,7 +383,8 @@ def scaled_rope_dicts(pairs: int) -> dict[str, dict[str, Json]]:
 
 
 def scaling_rope_types(embedding: ProbedEmbedding, labels: list[str]) -> list[str]:
-    """Return the rope types that a class of transformers takes and that change its frequencies."""
+    """Return `default` and the rope types that a class of transformers takes and that change its
+    frequencies."""
     plain = embedding.inverse_frequencies(embedding.values_with_rope({}, labels))
     pairs = len(plain.get(labels[0], ())) if labels else 0
     taken = ["default"]
@@ -452,7 +453,8 @@ def cache_widths(
 
 
 def is_interleaved(code: ModuleType) -> bool:
-    """Return whether transformers rotates neighbouring dimensions as a pair, by its source code."""
+    """Return whether a pair is two neighbouring dimensions, by the source of the functions of
+    transformers that rotate."""
     for name, function in vars(code).items():
         if not re.search("rotate|rotary|rope", name) or not inspect.isfunction(function):
             continue

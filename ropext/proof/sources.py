@@ -15,11 +15,10 @@ from ropext.scaling.tables import Growth
 
 
 def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
-    """Return how the output `title` of a plan is written and then proved by transformers in a child
-    process.
+    """Return how the output `title` of a plan is written and then proved.
 
-    A GGUF gives a file; any other snapshot gives a directory, with grown tables if the plan grows
-    them.
+    A GGUF gives a file, proved by ggml's formula; any other snapshot gives a directory, proved by
+    transformers in a child process. The directory has grown tables if the plan grows them.
     """
     if snapshot.is_gguf:
         from ropext.files.gguf import as_file  # late: a directory needs none of it

@@ -36,8 +36,8 @@ class Verification:
         return all(check.passed for check in self.checks)
 
     def is_only_unknown(self, what: str) -> bool:
-        """Return whether one check of `ropext verify`, whose answer nobody knows, is all that did
-        not pass."""
+        """Return whether `what` is the only check of `ropext verify` that did not pass, and its
+        answer is not known."""
         return bool(self.failures()) and all(
             check.what == what and check.passed is None for check in self.failures()
         )

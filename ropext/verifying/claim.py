@@ -87,7 +87,7 @@ def _recorded_claim(record: provenance.Record, before: JsonObject | None) -> Cla
 
 def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
     """Return the sites of a saved plan to check a model against; raise ValueError if a number is
-    not finite."""
+    not finite or a rope dict is no plan's."""
     entries = []
     for site in plan["sites"]:
         wanted = {
@@ -112,8 +112,8 @@ def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
 
 
 def read_plan(path: Path) -> dict[str, Json]:
-    """Return the JSON of a saved plan to check a model against; raise InputError if its config is
-    no model's."""
+    """Return the JSON of a saved plan to check a model against; raise InputError if its config
+    loads code or files from elsewhere."""
     plan = read_redirected(path)
     if isinstance(config := plan.get("config"), dict):
         check_foreign_parts(config, f"{path}, its config")
@@ -124,7 +124,7 @@ def read_plan(path: Path) -> dict[str, Json]:
 def planned_claim(plan: JsonObject, name: str) -> Claim:
     """Return the claim of a saved plan to check a model against.
 
-    Raise InputError, which calls the plan `name`, if it is damaged.
+    Raise InputError if it is no plan, or if it is damaged; the message calls it `name`.
     """
     context = plan.get("context")
     target = plan.get("target")

@@ -74,8 +74,8 @@ def _known_tensors(subject: RotarySubject) -> Mapping[str, WeightFile]:
 def _first_difference(
     weights: Mapping[str, WeightFile], known: Mapping[str, WeightFile], deep: bool
 ) -> Check | None:
-    """Return the failed check of the first part of a GGUF file whose tensors differ; None if none
-    does."""
+    """Return the check of the first part of a GGUF file whose tensors differ, or whose bytes were
+    not recorded; None if there is none."""
     for name, file in weights.items():
         wish = known.get(name)
         if wish is None or (wish.size, wish.header_sha256) != (file.size, file.header_sha256):

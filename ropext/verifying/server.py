@@ -253,7 +253,7 @@ def _require_limit(limit: int | None, question: ServerQuestion) -> None:
 def _judge_answers(
     neighbour: Neighbour, answers: Answers, planned: Read, other: Read
 ) -> JudgedNeighbour:
-    """Return whether the server's answers exclude a neighbour, from the prompts that both read."""
+    """Judge a neighbour by the server's answers to the prompts that the neighbour has read."""
     answered = list[list[float]]()
     wanted = list[list[float]]()
     changed = list[list[float]]()
@@ -304,7 +304,7 @@ class _ReferenceTexts:
     """The texts that transformers reads here for a server's check, and how many tokens are done."""
 
     def __init__(self, question: ServerQuestion, avoid: Sequence[int]) -> None:
-        """Begin with no text read; a server's check fills the texts."""
+        """Begin with no text read; `read_planned` makes the texts that the server gets."""
         self.question = question
         self.avoid = avoid  # tokens that no prompt holds
         self.show = told(question.say)

@@ -104,7 +104,7 @@ def _count_of_files(count: int) -> str:
 
 
 def _record_digests(snapshot: Snapshot, show: Show) -> list[str]:
-    """Write the SHA-256 of checked weight files that ropext.json lacks into it, for `verify
+    """Write into ropext.json the SHA-256 of each weight file that has none there, for `verify
     --record`; return the files' names."""
     path = snapshot.path(provenance.NAME)
     content = read_object(path)

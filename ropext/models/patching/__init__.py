@@ -124,8 +124,8 @@ def _renew_rotary_module(live: "nn.Module", new: "nn.Module") -> None:
 
 
 def _renew_module(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None:
-    """Give a module of a model in memory the attributes that differ between two skeletons, and the
-    buffers whose shapes differ (a causal mask, position numbers)."""
+    """Give a module of a model in memory the attributes that differ between two models without
+    weights, and the buffers whose shapes differ (a causal mask, position numbers)."""
     from torch import nn
 
     every_module_has = vars(nn.Module()).keys()

@@ -187,7 +187,8 @@ def _cached_positions(cache: "Cache | None", rows: int, count: int) -> Tensor:
 
 
 def _shown_keys(mask: Tensor) -> Tensor:
-    """Return which keys a query of a patched layer sees by an attention mask of either kind."""
+    """Return which keys each query of a patched layer sees, by a mask of booleans or of numbers
+    that are added to scores."""
     return mask if mask.dtype == torch.bool else mask == 0
 
 
