@@ -12,7 +12,7 @@ from ropext.options.fields import EVALUATE, EXTEND, FIT
 from ropext.options.recipe import SECTIONS
 from ropext.pipeline.dividing import write_documents
 from ropext.pipeline.planned_choice import PLACES, STAYS, TASK, PlannedChoice
-from ropext.pipeline.trying import choice_documents_path, read_forms
+from ropext.pipeline.trying import choice_documents_path, measure_candidates
 from ropext.pipeline.work import USED
 from ropext.results import UNTOUCHED
 from ropext.results.overlap import NO_DOCUMENTS, training_documents
@@ -45,7 +45,7 @@ class AutoChoice:
         say = self.call.hooks.say
         write_documents(choice_documents_path(self.folder), planned.to_choose)
         write_documents(self._verdict_file, planned.to_judge)
-        tried = read_forms(planned, self.folder, self.call)
+        tried = measure_candidates(planned, self.folder, self.call)
         method = tried.order.take(
             tried.order.alike, [UNTOUCHED, *preference(planned.contenders.plans)]
         )
@@ -97,7 +97,7 @@ class AutoChoice:
         for start in dict.fromkeys(starts):
             keys = self._keys_of_a_fit(start)
             try:
-                few_documents = self._lacks(method, keys)
+                few_documents = self._few_documents_for_fit(method, keys)
             except RopextError as error:
                 why_not = str(error)
                 continue
@@ -116,7 +116,7 @@ class AutoChoice:
             keys[f"{FIT}.within"] = self.planned.recipe.extend.within
         return keys
 
-    def _lacks(self, method: str, keys: JsonObject) -> str:
+    def _few_documents_for_fit(self, method: str, keys: JsonObject) -> str:
         """Return why there are too few documents for a confidence interval; "" if there are enough.
 
         Raise the error of the fit if the fit is impossible.

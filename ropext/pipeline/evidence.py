@@ -76,7 +76,7 @@ def evidence_of(work: RunContext) -> Evidence:
     return Evidence(run, gates, reached, tuple(control_lines))
 
 
-def against(work: RunContext) -> Flat:
+def compared_runs_key(work: RunContext) -> Flat:
     """Return the digests of the other runs that gates name, as a part of the report's key.
 
     If one of these runs changed, the gates are judged again. Raise an error if its results were

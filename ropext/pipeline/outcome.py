@@ -19,10 +19,10 @@ from ropext.files.checkpoint.provenance import Record, read_record
 from ropext.files.checkpoint.staging import Output, check_output, recover, staged
 from ropext.files.checkpoint.writing import copy_file, place
 from ropext.options.recipe import REPORT
-from ropext.pipeline.evidence import SECTION, Evidence, against, evidence_of, run_section
+from ropext.pipeline.evidence import SECTION, Evidence, compared_runs_key, evidence_of, run_section
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import previous
-from ropext.pipeline.ran import OUTCOME, keep
+from ropext.pipeline.ran import OUTCOME, write_outcome
 from ropext.pipeline.report_page import write_report
 from ropext.pipeline.stage import Stage
 from ropext.pipeline.work import RunContext
@@ -60,7 +60,7 @@ class ReportStage(Stage):
             "output": work.output.name,
             **work.contents_key(),
             "results": work.hashes.of(results) if results.is_file() else None,
-            **against(work),
+            **compared_runs_key(work),
         }
 
     def look(self) -> Flat | None:
@@ -76,7 +76,7 @@ class ReportStage(Stage):
         evidence = evidence_of(self.work)
         if evidence.passed:
             write_output(self.work, evidence)
-        keep(self.work, evidence)
+        write_outcome(self.work, evidence)
         write_report(self.work, evidence)
 
     def clear(self) -> None:

@@ -82,8 +82,8 @@ class PlannedChoice:
         judges = "evaluate.data"
         if self.to_judge:
             judges = f"{len(self.to_judge)} documents that take no part in choosing"
-        forms = ", ".join(self.contenders.labels)
-        choice = f"{forms}: {self.tokens:,} tokens, on {self.documents} documents"
+        candidates = ", ".join(self.contenders.labels)
+        choice = f"{candidates}: {self.tokens:,} tokens, on {self.documents} documents"
         return [
             ("choose", choice),
             (FIT, "from the closed form that is taken, if it can be written"),

@@ -126,7 +126,7 @@ def measured_in(given: object) -> Measurement | None:
     return given.evidence.measured
 
 
-def keep(work: RunContext, evidence: Evidence) -> None:
+def write_outcome(work: RunContext, evidence: Evidence) -> None:
     """Write outcome.json, which `open` needs in addition to the evaluation."""
     kept = {"label": work.final, "stages": list(work.recipe.stages)}
     write_json(work.folder / OUTCOME, kept | evidence.to_json())

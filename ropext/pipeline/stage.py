@@ -131,7 +131,7 @@ class CheckpointStage(Stage):
 
     def look(self) -> Flat | None:
         """Return the digests of the checkpoint that the stage left, or None."""
-        return self.work.left(self.name)
+        return self.work.checkpoint_digest(self.name)
 
     def do(self) -> None:
         """Write the stage's checkpoint, and record the documents that chose its method."""

@@ -59,7 +59,7 @@ class FinetuneStage(CheckpointStage):
     def content(self) -> Flat:
         """Return everything that decides the fine-tuned checkpoint of a run."""
         (source,) = self.starts_from
-        return self.section() | (self.work.left(source) or {})
+        return self.section() | (self.work.checkpoint_digest(source) or {})
 
     def write(self) -> None:
         """Run the finetune stage of a recipe, and write its checkpoint."""

@@ -30,8 +30,8 @@ class CandidateResults:
 
     order: Standing
     chose: TrainingDocuments  # the documents
-    in_memory: tuple[str, ...]  # a sentence for each form that no checkpoint holds
-    not_finite: Mapping[str, str]  # form -> why its logits count for nothing
+    in_memory: tuple[str, ...]  # a sentence for each method that no checkpoint holds
+    not_finite: Mapping[str, str]  # candidate -> why its logits count for nothing
     tokens: int  # read forward
 
 
@@ -40,7 +40,7 @@ def choice_documents_path(folder: Path) -> Path:
     return folder / "choosing.jsonl"
 
 
-def read_forms(planned: PlannedChoice, folder: Path, call: Call) -> CandidateResults:
+def measure_candidates(planned: PlannedChoice, folder: Path, call: Call) -> CandidateResults:
     """Measure every candidate on the documents for the choice; an interrupted choice resumes."""
     say = call.hooks.say
     say(
@@ -54,10 +54,10 @@ def read_forms(planned: PlannedChoice, folder: Path, call: Call) -> CandidateRes
         )
     said = out_of_memory(planned.recipe.model, "what was read is kept")
     with silenced(), memory_errors(said):
-        return FormReader(planned, folder, call).read()
+        return CandidateReader(planned, folder, call).read()
 
 
-class FormReader:
+class CandidateReader:
     """A reader that loads one model and measures it with each candidate in turn."""
 
     def __init__(self, planned: PlannedChoice, folder: Path, call: Call) -> None:
@@ -71,8 +71,8 @@ class FormReader:
         self.tokens = 0
 
     def read(self) -> CandidateResults:
-        """Measure the forms that a checkpoint can hold, then compare the others with the lowest of
-        them."""
+        """Measure the candidates that a checkpoint can hold, then compare the others with the
+        lowest of them."""
         planned = self.planned
         values = planned.reading.unstored()
         values["data"] = str(choice_documents_path(self.folder))

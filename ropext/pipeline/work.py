@@ -154,7 +154,7 @@ class RunContext:
         """Return the base model with all its weights on disk."""
         return with_weights(self.base)
 
-    def left(self, stage: str) -> Flat | None:
+    def checkpoint_digest(self, stage: str) -> Flat | None:
         """Return the digest of a stage's checkpoint by its label; None if there is none."""
         content = self.hashes.of_tree(self.checkpoint(stage))
         return None if content is None else {LABELS[stage]: content}

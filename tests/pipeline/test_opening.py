@@ -223,7 +223,7 @@ def test_a_gate_is_judged_again_if_the_run_that_it_names_changed(work, tmp_path)
         ropext.run(recipe, output)
 
 
-def test_a_wrong_result_gives_a_sentence(tmp_path):
+def test_a_path_without_a_result_gives_one_sentence(tmp_path):
     (tmp_path / "file").write_text("no result")
     for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
         with pytest.raises(InputError, match="holds no result of ropext; give what `ropext ext"):
