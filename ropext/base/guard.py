@@ -145,7 +145,7 @@ def identity(path: Path | str) -> Identity | None:
 
 def files_in(directory: Path) -> dict[str, Any] | None:
     """Return the files that the ropext.json of a directory lists as written by ropext, each with
-    its digest; None if there is no ropext.json."""
+    its digest or other `state`; None if no ropext.json can be read."""
     with suppress(InputError):
         files = read_object(directory / RECORD).get(FILES)
         return {**files, RECORD: None} if isinstance(files, dict) else None
@@ -153,8 +153,8 @@ def files_in(directory: Path) -> dict[str, Any] | None:
 
 
 def recorded(directory: Path) -> set[str] | None:
-    """Return the files of a directory that are still as ropext wrote them, by the digests in
-    ropext.json; None if there is no ropext.json."""
+    """Return the files of a directory that are still as ropext wrote them, by the states in
+    ropext.json; None if no ropext.json can be read."""
     files = files_in(directory)
     if files is None:
         return None
@@ -162,14 +162,14 @@ def recorded(directory: Path) -> set[str] | None:
 
 
 def is_as_written(directory: Path) -> bool:
-    """Return whether a directory has all files that its ropext.json lists, each with the listed
-    digest."""
+    """Return whether a directory has all files that its ropext.json lists, each in its listed
+    `state`."""
     files = files_in(directory)
     return files is not None and files.keys() <= {RECORD, *unchanged(directory, files)}
 
 
 def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
-    """Return the files below a directory that still have their listed digest."""
+    """Return the files below a directory that are still in their listed `state`."""
     return {name for name in listing(directory) if is_in_state(directory / name, files.get(name))}
 
 
@@ -204,8 +204,8 @@ def state(path: Path) -> State:
 
 
 def is_in_state(path: Path, listed: Any) -> bool:
-    """Return whether a file still has its listed digest. If a hard link is known by its size, its
-    bytes must still have another name."""
+    """Return whether a file is still in its listed `state`. If a hard link is known by its size,
+    its bytes must still have another name."""
     if listed == LOG:
         return is_signed_log(path)
     if isinstance(listed, int):

@@ -138,7 +138,7 @@ _LISTENER: ContextVar[Say] = ContextVar("listener", default=no_messages)
 
 @contextmanager
 def heard_by(say: Say) -> Iterator[None]:
-    """Send the sentences of progress that `tell_listener` gets to `say` inside this block."""
+    """Inside this block, send each sentence of `tell_listener` to `say`."""
     token = _LISTENER.set(say)
     try:
         yield
@@ -147,8 +147,7 @@ def heard_by(say: Say) -> Iterator[None]:
 
 
 def tell_listener(sentence: str) -> None:
-    """Send a progress sentence to the listener that started the command; a call from Python has
-    none."""
+    """Send a sentence to the listener that started the command; a call from Python has none."""
     _LISTENER.get()(sentence)
 
 

@@ -201,14 +201,14 @@ class Mount:
     is_writable: bool
 
     def holds(self, path: bytes) -> bool:
-        """Return whether a path is this mount point of the file system or is below it."""
+        """Return whether a path is the mount point of this file system or is below it."""
         return path == self.point or path.startswith(self.point.rstrip(b"/") + b"/")
 
 
 def mount_of(path: bytes, mountinfo: bytes) -> Mount | None:
-    """Return the line of /proc/self/mountinfo for the mount that an absolute path without links
-    leads to. As the kernel does, follow the mounts from the root: a later mount hides those below
-    its mount point."""
+    """Return the mount, as /proc/self/mountinfo lists it, that an absolute path without links leads
+    to. As the kernel does, follow the mounts from the root: a later mount hides those below its
+    mount point."""
     mounts = [_mount(line) for line in mountinfo.split(b"\n") if line]
     numbers = {mount.number for mount in mounts}
     found = None
