@@ -24,7 +24,7 @@ import ropext
 import ropext.pipeline.demo
 from ropext.options.training import TrainingOptions
 from ropext.training import finetune
-from ropext.training.rows import FullRows, PoseRows
+from ropext.training.rows import FullRows, PoseRows, row_strategy
 
 DEMO = Path(ropext.pipeline.demo.__path__[0])
 STEPS = 60
@@ -125,7 +125,7 @@ def without_jumps() -> Iterator[None]:
     ) -> FullRows | PoseRows:
         return FullRows(length)
 
-    with mock.patch.object(finetune, "row_strategy", cut_rows):
+    with mock.patch.object(finetune, row_strategy.__name__, cut_rows):
         yield
 
 

@@ -90,7 +90,7 @@ class CompletionAnswers:
     created: int = field(default_factory=lambda: int(time.time()))
     answers: list[AnswerSoFar] = field(default_factory=list)
 
-    async def answered(
+    async def answer_prompt(
         self, streamer: AnswerStreamer, pieces: AsyncIterator[AnswerPiece]
     ) -> AsyncIterator[dict[str, Json]]:
         """Yield the answer to the next prompt of a request, as the choices of OpenAI's events."""

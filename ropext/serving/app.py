@@ -179,7 +179,7 @@ class ModelServer:
         for number, question in enumerate(questions):
             streamer = self.worker.ask(question) if number else first
             pieces = _client_pieces(streamer, request)
-            async for choice in answers.answered(streamer, pieces):
+            async for choice in answers.answer_prompt(streamer, pieces):
                 yield choice
 
     async def _read(self, request: Request, read: Callable[[RequestBody], Read]) -> Read:
