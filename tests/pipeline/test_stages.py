@@ -166,6 +166,14 @@ def test_deleted_or_edited_files_are_made_again(tmp_path):
     assert (tmp_path / "out/config.json").is_file()
 
 
+def test_a_recipe_with_windows_line_ends_is_recognised_by_the_next_run(tmp_path):
+    text = "model: ropext://demo\r\nextend: {method: yarn, factor: 2, no_verify: true}\r\n"
+    (tmp_path / "r.yaml").write_bytes(text.encode())
+    go("r.yaml")
+    done, _ = go("r.yaml")
+    assert set(done.stages.values()) == {"skipped"}
+
+
 def test_an_output_that_this_run_did_not_write_needs_force(tmp_path):
     checkpoint(tmp_path / "out")
     with pytest.raises(OutputExists, match="force=True"):
