@@ -40,7 +40,8 @@ def claim_of(
     it.
     """
     if against is not None and Path(against).is_file() and bundled.find_gguf(against) is None:
-        return planned_claim(read_plan(Path(against)), f"--against {against}"), None
+        path = Path(against)
+        return planned_claim(read_plan(path), f"--against {path}"), None
     base = open_model(against) if against is not None else None
     if base is not None and base.kind != snapshot.kind:
         raise UsageError(

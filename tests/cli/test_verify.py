@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from types import SimpleNamespace
 
@@ -133,6 +134,15 @@ def test_plan_of_a_scaled_directory_without_a_record_describes_its_config(ropext
     code, out, _ = ropext("plan", extended)
     assert code == 0
     assert f"{extended}: 512 tokens, scaled 4x from 128 by its config; no record" in out
+
+
+def test_a_file_that_is_no_plan_is_refused_by_its_option(ropext, extended, tmp_path):
+    (tmp_path / "notes.json").write_text("{}")
+    code, _, err = ropext(
+        "verify", extended, "--against", os.path.join(tmp_path, ".", "notes.json")
+    )
+    assert code == 2
+    assert f"--against {tmp_path / 'notes.json'} is not a plan" in err
 
 
 @pytest.fixture
