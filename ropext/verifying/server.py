@@ -90,7 +90,7 @@ class ServerAnswers:
         return "; ".join([measured, *(judged.sentence for judged in self.neighbours)])
 
 
-def _planned_values(pairs: Pairs, wanted: Sequence[float]) -> list[float]:
+def _reference_values(pairs: Pairs, wanted: Sequence[float]) -> list[float]:
     """Return transformers' log-probability for each of the server's top tokens: by token id, else
     by rank.
 
@@ -192,7 +192,7 @@ class ServerQuestion:
         """Return the lengths of the prompts to the server by the tokens of their text: one inside
         the old context, one up to the target."""
         texts = sorted({min(self.context, self.longest), self.longest})
-        return {size: prompt_lengths(size, self.context) for size in texts}
+        return {size: prompt_lengths_of_text(size, self.context) for size in texts}
 
     @property
     def computed(self) -> Sequence[Neighbour]:
@@ -260,8 +260,8 @@ def _judge_answers(
     for at, pairs in answers.items():
         if at in other:
             answered.append([value for _, value in pairs])
-            wanted.append(_planned_values(pairs, planned[at]))
-            changed.append(_planned_values(pairs, other[at]))
+            wanted.append(_reference_values(pairs, planned[at]))
+            changed.append(_reference_values(pairs, other[at]))
     return judge_neighbour(neighbour, answered, wanted, changed)
 
 
@@ -388,7 +388,7 @@ def depends_on_length(config: JsonObject) -> bool:
     return any(site.params["rope_type"] == "dynamic" for site in families.read(dict(config)).sites)
 
 
-def prompt_lengths(length: int, context: int) -> list[int]:
+def prompt_lengths_of_text(length: int, context: int) -> list[int]:
     """Return the lengths of the prompts to the server from one text: in its second half, or beyond
     the context."""
     first = max(length // 2, 1)
@@ -401,5 +401,5 @@ def prompt_lengths(length: int, context: int) -> list[int]:
 def _mean_answer_gap(pairs: Pairs, row: Sequence[float]) -> float:
     """Return the mean difference of a server's top log-probabilities from transformers', in
     nats."""
-    both = zip(pairs, _planned_values(pairs, row), strict=True)
+    both = zip(pairs, _reference_values(pairs, row), strict=True)
     return mean(abs(value - truth) for (_, value), truth in both)
