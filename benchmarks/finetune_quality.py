@@ -21,12 +21,11 @@ from typing import Any
 from unittest import mock
 
 import ropext
-import ropext.pipeline.demo
 from ropext.options.training import TrainingOptions
 from ropext.training import finetune
 from ropext.training.rows import FullRows, PoseRows, row_strategy
 
-DEMO = Path(ropext.pipeline.demo.__path__[0])
+DEMO = Path(ropext.__path__[0], "demo")
 STEPS = 60
 
 

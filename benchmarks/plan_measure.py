@@ -17,14 +17,14 @@ import torch
 import transformers
 from fit_quality import divided
 
-import ropext.pipeline.demo
+import ropext
 from ropext.base.narration import Call, Hooks
 from ropext.base.table import as_markdown
 from ropext.evaluation.measured_plan import RankingRequest, measure
 from ropext.options.extend import Extend
 from ropext.results.report.ranking import ranking_table, ranking_verdict
 
-DEMO = Path(ropext.pipeline.demo.__path__[0])
+DEMO = Path(ropext.__path__[0], "demo")
 
 
 def told(sentence: str) -> None:
