@@ -57,7 +57,7 @@ def test_it_turns_as_llama_cpp_does(width, of_keys):
     assert np.abs(found - truth).mean() < 1e-3
 
 
-def test_dimensions_that_are_not_rotated():
+def test_widths_and_types_that_no_matrix_multiplies():
     assert [hadamard_size_of_keys(kind, 64) for kind in ("f16", "fp8")] == [0, 0]
     assert (hadamard_size_of_keys("q4_0", 80), hadamard_size_of_values("q4_0", 96)) == (0, 0)
 
@@ -200,7 +200,7 @@ def test_windows_soft_caps_and_sinks_are_the_models_own():
         torch.testing.assert_close(once, truth, atol=1e-3, rtol=1e-3)
 
 
-def test_a_model_that_the_cache_lacks_is_refused():
+def test_layers_whose_cache_keeps_other_numbers_are_refused():
     widths = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
     ranks = {"kv_lora_rank": 16, "q_lora_rank": 16}
     heads = {"num_key_value_heads": 2}

@@ -388,7 +388,7 @@ def test_patch_takes_factor_window_and_group_and_unpatch_takes_them_back(ids, tm
         ({"method": "yarn", "window": 8}, "are of method self-extend"),
     ],
 )
-def test_a_size_that_does_not_fit_is_refused(options, why):
+def test_options_that_do_not_fit_are_refused(options, why):
     with pytest.raises(UsageError, match=why):
         patch(tiny("llama"), **({"method": "self-extend", "factor": 2} | options))
 

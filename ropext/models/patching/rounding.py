@@ -117,8 +117,8 @@ def _multiplied_by_hadamard(states: Tensor, size: int) -> Tensor:
 
 @cache
 def _hadamard(size: int, device: torch.device) -> Tensor:
-    """Build the orthonormal matrix for a model's keys or values after Sylvester: H(2n) = [[H, H],
-    [H, -H]]."""
+    """Build Sylvester's orthonormal matrix, H(2n) = [[H, H], [H, -H]], which multiplies a model's
+    keys or values."""
     matrix = torch.ones(1, 1, device=device)
     while len(matrix) < size:
         above = torch.cat([matrix, matrix], 1)
