@@ -14,7 +14,7 @@ from ropext.evaluation.reader import MIB, choose_reading_mode, shape_of
 from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import Snapshot
 from ropext.models.head import predicted_head_problem
-from ropext.models.load import device_of, free_memory, skeleton, with_attention
+from ropext.models.load import device_of, free_memory, model_without_weights, with_attention
 from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:
@@ -53,7 +53,11 @@ def empty_model(
 
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     build = partial(
-        skeleton, snapshot, trust_remote_code=trust_remote_code, masked=masked, dtype=dtype
+        model_without_weights,
+        snapshot,
+        trust_remote_code=trust_remote_code,
+        masked=masked,
+        dtype=dtype,
     )
     model: PreTrainedModel = with_attention(options.attn_implementation, build)
     return model

@@ -120,7 +120,7 @@ def predicts_masked_tokens(snapshot: Snapshot) -> bool:
     return check_masked_head(snapshot, scheme is not None and scheme.carried and not scheme.causal)
 
 
-def skeleton(
+def model_without_weights(
     snapshot: Snapshot,
     attn_implementation: str = "eager",
     trust_remote_code: bool = False,
@@ -243,7 +243,7 @@ def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
 def _is_built(snapshot: Snapshot, how: Loading, attention: str) -> bool:
     """Return whether transformers loads a model, without its weights, with this attention."""
     try:
-        skeleton(snapshot, attention, how.trust_remote_code, how.masked)
+        model_without_weights(snapshot, attention, how.trust_remote_code, how.masked)
     except (OSError, ValueError, ImportError, UnsupportedModel):
         return False
     return True

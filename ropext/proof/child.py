@@ -118,7 +118,7 @@ def model_class(
     raise ValueError(f"no model class for {names or type(config).__name__}")
 
 
-def empty_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+def model_without_weights(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     """Return the model that transformers builds from a config, with real buffers, which include its
     inverse frequencies, and no parameters."""
     import torch
@@ -264,7 +264,7 @@ def attention_factors(
     if any(abs(scale / plain.get(n, float("inf")) - 1) > 1e-6 for n, (scale, _) in scales.items()):
         twin = copy.deepcopy(model.config)
         make_rope_plain(text_config(twin, path), set())
-        plain_model = empty_model(type(model), twin)
+        plain_model = model_without_weights(type(model), twin)
         built = softmax_scales(text_modules(plain_model, text_config(twin, path)))
         plain = {name: scale for name, (scale, _) in built.items()}
     return [
@@ -321,7 +321,7 @@ def build_base(
         out["changed"] = changed_keys(base.to_dict(), config.to_dict())
         if entry["last"]:
             return out, None
-        model = empty_model(cls, base)
+        model = model_without_weights(cls, base)
         read = module_numbers(model, entry["text_path"], entry["base_context"])
         out["rotary"] = read["rotary"]
         out["attention"] = read["attention"]
@@ -401,7 +401,7 @@ def build_directory(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescripti
         answer["tensors"] = stored.compare_stored_tensors(cls, config, directory, table, quantised)
         answer["last"] = beside("forward").read_to_last_position(cls, config, entry, trust)
         return answer
-    model = empty_model(cls, config)
+    model = model_without_weights(cls, config)
     computed = module_numbers(model, entry["text_path"])
     answer["rotary"] = computed["rotary"]
     answer["attention"] = computed["attention"]

@@ -420,7 +420,9 @@ def has_unscaled_rotary(
         plain: dict[str, Json] = {"rope_theta": 10000.0}
         text.rope_parameters = plain | embedding.rope | {"rope_type": kind} | keys
         try:
-            after = child.rotary_numbers(child.text_modules(child.empty_model(cls, scaled), text))
+            after = child.rotary_numbers(
+                child.text_modules(child.model_without_weights(cls, scaled), text)
+            )
         except Exception:  # the class takes another of the types
             continue
         same = [one["inv_freq"] == two["inv_freq"] for one, two in zip(before, after, strict=True)]
@@ -548,7 +550,7 @@ def describe_type(
     values = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
     for key in path:
         values = values.get(key) or {}
-    model = child.empty_model(cls, config)
+    model = child.model_without_weights(cls, config)
     embedding = ProbedEmbedding(child, model, text, values)
     forward = child.beside("forward")
     seen: Turning = child.beside("turning").rotating_layers(child, forward, model, text)

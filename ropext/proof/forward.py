@@ -309,7 +309,7 @@ class SmallModel:
     ) -> None:
         """Build a small model from a narrow config, without weights."""
         self.child = child
-        self.model: PreTrainedModel = child.empty_model(cls, config)
+        self.model: PreTrainedModel = child.model_without_weights(cls, config)
         self.modules = child.text_modules(self.model, child.text_config(self.model.config, []))
 
     def rotary_numbers(self) -> list[BuiltRotary]:

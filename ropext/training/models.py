@@ -18,8 +18,8 @@ from ropext.models.load import (
     load_model,
     loading_errors,
     local_rank,
+    model_without_weights,
     predicts_masked_tokens,
-    skeleton,
     with_attention,
 )
 from ropext.options.training import Finetune, TrainingOptions
@@ -65,7 +65,8 @@ def load_to_train(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedMo
     if processes.is_fsdp() and not processes.is_main():
         with loading_errors(snapshot, how):
             model = with_attention(
-                how.attention, partial(skeleton, snapshot, dtype=training_dtype(options))
+                how.attention,
+                partial(model_without_weights, snapshot, dtype=training_dtype(options)),
             )
     else:
         model = load_model(snapshot, how)

@@ -52,7 +52,7 @@ from ropext.files.checkpoint.staging import (
 from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
 from ropext.models.head import PROBE, predicted_head_problem
-from ropext.models.load import free_memory, memory_errors, skeleton
+from ropext.models.load import free_memory, memory_errors, model_without_weights
 from ropext.options.fields import FILES, NUMBERS
 from ropext.options.tasks import Item
 from ropext.options.training import Finetune, TrainingOptions
@@ -167,7 +167,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         settings = self.settings
         options = self.options
         models.check_tracker(options.report_to)
-        model = skeleton(self.snapshot)
+        model = model_without_weights(self.snapshot)
         share = settings.per_step // processes.readers()
         rows = defaults.micro_rows(options, settings.longest, share)
         config = model.config.get_text_config()

@@ -1,6 +1,6 @@
 """Extend a model that is already in memory, by the same plan as a directory, and save it.
 
-ropext builds two skeletons without weights, one from the model's config and one from the new
+ropext builds two models without weights, one from the model's config and one from the new
 config. It carries over only the differences between them: rotary buffers (always in float32,
 whatever the model's dtype), softmax scales, attributes, and the configs that modules hold.
 Parameters (except a learned position table), hooks, device placement and every reference to the
