@@ -104,7 +104,7 @@ def no_masked_head_error(snapshot: Snapshot) -> UnsupportedModel:
 
 
 def check_masked_head(snapshot: Snapshot, masked: bool) -> bool:
-    """Return `masked`, which says whether a model to load predicts masked tokens by its family.
+    """Return `masked`: whether the family of a model to load predicts masked tokens.
 
     Raise UnsupportedModel if it does but the model has no head for them.
     """

@@ -63,7 +63,7 @@ def check_limits(snapshot: Snapshot, claim: Claim) -> Iterable[Check]:
 
 
 def check_tied(pairs: Iterable[str]) -> Iterable[Check]:
-    """Return a failed check for each pair of stored tensors that the config ties although they
+    """Yield a failed check for each pair of stored tensors that the config ties although they
     differ."""
     for pair in pairs:
         yield Check(

@@ -193,7 +193,7 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
 
 
 def kept_layers(config: dict[str, Json]) -> tuple[CacheLayer, ...]:
-    """Return the numbers that the layers of a model keep in a cache, which is rounded in memory.
+    """Return the numbers that the layers of a model in memory keep in a KV cache.
 
     Raise UnsupportedModel if no config gives them, or if the layers attend to other numbers.
     """
