@@ -1,4 +1,4 @@
-"""List the model types that the proof's forward pass runs on, and its cost over all of them.
+"""List the model types that the proof's forward pass runs on, and the cost of their proof.
 
     python benchmarks/proof_types.py > benchmarks/results/proof-types-DATE.md
 

@@ -20,8 +20,8 @@ LIBRARIES = (
 
 
 def raise_quantisation_error(error: Exception) -> None:
-    """Raise one sentence that names the quantisation library of a model in memory, if the error is
-    inside it."""
+    """Raise one sentence that names the quantisation library of a model in memory, if the error
+    was raised inside such a library."""
     library = _quantisation_library(error.__traceback__)
     if library is not None:
         reason = first_line(error).rstrip(".")

@@ -108,8 +108,8 @@ class MemorySource:
 
 
 def _clear_truncation(path: Path) -> None:
-    """Clear the truncation in the tokenizer.json of a saved model in memory, which transformers has
-    just written."""
+    """Clear the truncation in a tokenizer.json that transformers has just written for a model in
+    memory."""
     span = find_truncation(path)
     assert span is not None, path  # the edit clears it
     capped = path.with_name(f"{path.name}.capped")
