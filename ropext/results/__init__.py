@@ -1,4 +1,4 @@
-"""Hold measured values with their consequences: error bars, pairing, comparison, gates.
+"""Hold measured values, their error bars, pairs, comparisons and gates.
 
 The functions are pure: numpy arrays and numbers in, values out, without torch, models or clocks.
 Only a `Store` of readings and a run's folder (`rundir`) touch files.

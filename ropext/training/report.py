@@ -55,7 +55,7 @@ def dry_run_text(objective: TrainingObjective[Any]) -> str:
         f"tokens: {most}{objective.tokens:,} with gradients, {objective.forward_tokens:,} without "
         f"(evaluations, one every {settings.between} steps)",
         f"bytes: {bytes_text(counts.weight_bytes)} of weights, {bytes_text(part.moving_bytes)} "
-        "of what is trained with its gradient and AdamW's two moments",
+        "of trained parameters with gradients and AdamW's two moments",
     ]
     if counts.recompute:
         lines.append("layers are run again in the backward pass")
