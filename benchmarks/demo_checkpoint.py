@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import transformers
 
-from ropext.options.tasks import (
+from ropext.tasks import (
     Haystack,
     Item,
     copy,
@@ -35,7 +35,7 @@ from ropext.options.tasks import (
     repetition,
     running_text,
 )
-from ropext.options.tasks.item import ItemRequest
+from ropext.tasks.item import ItemRequest
 from scripts.demo_checkpoint import rows
 from scripts.demo_checkpoint.tokenizer import CachedEncoder, load_encoder
 

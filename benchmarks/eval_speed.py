@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.reader import choose_reading_mode, shape_of
 from ropext.evaluation.reading import score_items
-from ropext.options.tasks import Item
+from ropext.tasks import Item
 
 VOCABULARY = 32_000
 POINTS = 16

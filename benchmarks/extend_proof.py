@@ -17,9 +17,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from ropext import proof
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.verifying import proof
 
 HIDDEN, LAYERS, VOCABULARY, INNER, KEYS = 960, 32, 49152, 2560, 320
 CONFIG = {

@@ -26,10 +26,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ropext import proof
-from ropext.proof.answers import Built
 from ropext.scaling import forms
 from ropext.scaling.rope import Rope, Site
+from ropext.verifying import proof
+from ropext.verifying.proof.answers import Built
 
 ROUNDS = 3
 TIMES = 20  # that a child process proves the large checkpoint

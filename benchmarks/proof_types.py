@@ -18,12 +18,12 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 import tiny
 
-from ropext import proof
 from ropext.base.errors import ProofFailed, RopextError
 from ropext.families.config import census
 from ropext.options.extend import Extend
 from ropext.planning import Plan, make_plan
-from ropext.proof.answers import Built
+from ropext.verifying import proof
+from ropext.verifying.proof.answers import Built
 
 METHODS = ("yarn", "ntk", "pi")  # the first that the family can carry
 

@@ -31,9 +31,9 @@ from ropext.evaluation.reading import pinned, score_items
 from ropext.evaluation.workload import NEXT_TOKEN, Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.models.tokenizer import load_tokenizer
-from ropext.options.tasks import Item, find_task
-from ropext.options.tasks.item import running_text
 from ropext.results.values import Bootstrap
+from ropext.tasks import Item, find_task
+from ropext.tasks.item import running_text
 
 LENGTH = 2 * CONTEXT
 DEPTHS = tuple((at + 0.5) / 8 for at in range(8))

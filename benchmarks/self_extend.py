@@ -37,8 +37,8 @@ from ropext.evaluation.workload import NEXT_TOKEN, Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.models.patching import patch, unpatch
 from ropext.models.tokenizer import load_tokenizer
-from ropext.options.tasks import Item, find_task
-from ropext.options.tasks.item import running_text
+from ropext.tasks import Item, find_task
+from ropext.tasks.item import running_text
 
 SHARES = (0.25, 0.5, 0.75)  # windows, as shares of the context
 ROWS = 512  # positions of which logits are made at a time

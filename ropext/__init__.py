@@ -26,8 +26,8 @@ _PLACES = {
     "plan": "ropext.files.inspecting:plan",
     "push": "ropext.pipeline.publishing:push",
     "run": "ropext.pipeline.public:run",
-    "save": "ropext.models.patching.saving:save",
-    "verify": "ropext.verifying:verify",
+    "save": "ropext.pipeline.saving:save",
+    "verify": "ropext.verifying.verification:verify",
 }
 
 __all__ = ["__version__", *_PLACES]

@@ -15,10 +15,10 @@ from ropext.files.inspecting.model import Inspection
 from ropext.files.schemes.inspection import PositionFacts
 from ropext.models.patching import Model
 from ropext.options.fields import TextsOrPlace
-from ropext.options.recipe import Recipe
 from ropext.pipeline.evaluated import Evaluated
 from ropext.pipeline.extended import Extended
 from ropext.pipeline.ran import Ran
+from ropext.pipeline.recipe import Recipe
 from ropext.planning import ExtensionPlan
 from ropext.results.gates import Gate
 from ropext.results.report.compared import Compared

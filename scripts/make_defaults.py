@@ -13,7 +13,7 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING
 
-from ropext.proof.describing import defaults_of, values_added_by
+from ropext.verifying.proof.describing import defaults_of, values_added_by
 
 TYPES = Path(__file__).parent.parent / "ropext" / "families" / "types.json"
 DEFAULTS = TYPES.with_name("defaults.json")

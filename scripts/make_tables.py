@@ -17,8 +17,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ropext.families.loaders.table import LoaderVersions, TableCell, loader_table, readers
-from ropext.options.tasks import TASKS, Task, TaskWithWording
 from ropext.scaling import METHODS, Method
+from ropext.tasks import TASKS, Task, TaskWithWording
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"

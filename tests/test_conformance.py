@@ -16,10 +16,10 @@ from bases import SIZES, keys_of
 from check import findings
 from kit import FORMS, spectra
 
-from ropext import proof
 from ropext.base.errors import RopextError, UsageError
 from ropext.base.jsontext import read_json
 from ropext.families import read
+from ropext.verifying import proof
 
 CHOSEN = ("llama", "gemma3_text", "deepseek_v3", "glm4")
 # What a small reader may have wrong, in the words of the kit.

@@ -19,8 +19,8 @@ from ropext.files.checkpoint.provenance import read_record, record_of
 from ropext.files.checkpoint.writing import WriteOptions, write
 from ropext.files.inspecting import plan_config
 from ropext.models import patching
-from ropext.models.patching.saving import MemorySource
 from ropext.options.extend import Extend
+from ropext.pipeline.saving import MemorySource
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

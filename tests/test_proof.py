@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ropext import proof
 from ropext.base.errors import ProofFailed
 from ropext.families import stock
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.proof.comparing import Difference
 from ropext.scaling import forms
 from ropext.scaling.rope import Rope, Site, Spectrum
+from ropext.verifying import proof
+from ropext.verifying.proof.comparing import Difference
 
 pytestmark = pytest.mark.slow
 

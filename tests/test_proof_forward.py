@@ -11,11 +11,12 @@ import pytest
 import tiny
 import transformers
 
-from ropext import extend, families, proof
+from ropext import extend, families
 from ropext.base.errors import ProofFailed
 from ropext.families import stock, table
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.verifying import proof
 
 pytestmark = pytest.mark.slow
 

@@ -39,7 +39,7 @@ ABOVE_THE_LINE = (
     "families",
     "families.stock",
     "families.loaders",
-    "options.tasks",
+    "tasks",
     "options",
     "planning",
     "files.checkpoint",
@@ -51,11 +51,10 @@ ABOVE_THE_LINE = (
     "endpoint",
 )
 BELOW_THE_LINE = (
-    "proof",
-    "proof.sources",
     "models",
     "models.patching",
     "models.dequantising",
+    "verifying.proof",
     "verifying",
     "evaluation.corpus",
     "evaluation",

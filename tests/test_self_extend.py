@@ -17,8 +17,8 @@ from ropext.evaluation.contenders import memory_only_variants
 from ropext.files.checkpoint import open_snapshot
 from ropext.files.inspecting import plan_config
 from ropext.models.patching import attending, patch, self_extend, unpatch
-from ropext.models.patching.saving import save
 from ropext.options.extend import parse_extend
+from ropext.pipeline.saving import save
 from ropext.planning import make_plan
 from ropext.results.report import text
 from ropext.scaling.self_extend import EXCEPTION, Fold, FoldOptions

@@ -13,6 +13,10 @@ from pathlib import Path
 from ropext.base.errors import InputError, UsageError, class_name
 from ropext.base.systems import open_raw
 
+# transformers fetches kernels of its own organisation by itself; a name of any other on the hub is
+# code of a stranger, which it would fetch and run too.
+TRUSTED_KERNEL = re.compile(r"(?:paged\|)?kernels-community/[\w.-]+(?:@[\w.-]+)?(?::\w+)?\Z")
+
 # Bytes. Refused before parsing: parsed JSON takes up to thirty times the memory of its text.
 CONFIG_LIMIT = 16 * 10**6
 OPTION_FILE_LIMIT = 16 << 20  # bytes

@@ -145,3 +145,28 @@ def _alive(holder: JsonObject) -> bool:
     except (PermissionError, OverflowError):
         return True
     return holder.get("start") in ("", _start(pid))
+
+
+def run_folder(output: Path) -> Path:
+    """Return OUT.run, the path of the run's folder next to an output."""
+    return output.parent / f"{output.name}.run"
+
+
+def release(folder: Path, output: Path) -> None:
+    """Delete the lock file that a killed command left; raise OutputLocked if a process still holds
+    it."""
+    real = folder.resolve()
+    if lock_of(real).exists():
+        with locked(real, output):
+            pass
+
+
+def check_unlocked(output: Path | None) -> None:
+    """Raise OutputLocked if another command holds the lock file of the output or of its OUT.run.
+
+    Called before anything is opened, fetched or hashed. The processes of one command share its
+    lock, so only the first of them asks.
+    """
+    if output is not None and os.environ.get("RANK", "0") == "0":
+        release(output, output)
+        release(run_folder(output), output)

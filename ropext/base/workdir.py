@@ -32,7 +32,7 @@ from ropext.base.atomic import HALF_WRITTEN, os_errors
 from ropext.base.errors import OutputExists
 from ropext.base.inputs import check_links
 from ropext.base.jsontext import read_json, write_json
-from ropext.base.locks import lock_of, locked
+from ropext.base.locks import locked, run_folder
 from ropext.base.narration import Say, no_messages
 
 MANIFEST = "run.json"
@@ -88,7 +88,7 @@ class Workdir:
     @property
     def folder(self) -> Path:
         """Return the path of the run's folder: OUT.run for fit, finetune and run, else OUT."""
-        return beside(self.output) if self.command in BESIDE else self.output
+        return run_folder(self.output) if self.command in BESIDE else self.output
 
     def has_begun(self) -> bool:
         """Return whether the run.json of the folder was written by this very run, now or
@@ -224,31 +224,6 @@ class Workdir:
         if self.command not in BESIDE:
             written = {name: guard.state(self.folder / name) for name in _results(self.folder)}
             self._write_manifest(written, {})
-
-
-def beside(output: Path) -> Path:
-    """Return OUT.run, the path of the run's folder next to an output."""
-    return output.parent / f"{output.name}.run"
-
-
-def release(folder: Path, output: Path) -> None:
-    """Delete the lock file that a killed command left; raise OutputLocked if a process still holds
-    it."""
-    real = folder.resolve()
-    if lock_of(real).exists():
-        with locked(real, output):
-            pass
-
-
-def check_unlocked(output: Path | None) -> None:
-    """Raise OutputLocked if another command holds the lock file of the output or of its OUT.run.
-
-    Called before anything is opened, fetched or hashed. The processes of one command share its
-    lock, so only the first of them asks.
-    """
-    if output is not None and os.environ.get("RANK", "0") == "0":
-        release(output, output)
-        release(beside(output), output)
 
 
 def _results(folder: Path) -> list[str]:

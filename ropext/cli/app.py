@@ -263,7 +263,7 @@ def _of_a_stage(name: str, words: list[str]) -> list[str]:
     """Return an option of fit, finetune or eval as KEY=VALUE words of a run: for the steps that the
     command line requests, else for all steps that have it."""
     from ropext.options.fields import EVALUATE, FINETUNE, FIT, flag
-    from ropext.options.recipe import options_by_key
+    from ropext.pipeline.recipe import options_by_key
 
     value = _value_of(name, words)
     asked = list[str]()

@@ -10,10 +10,10 @@ from ropext.base.narration import Call
 from ropext.cli import options
 from ropext.cli.output import Out, call_of
 from ropext.cli.push import Public, Push, PushToHub, check_push, result
-from ropext.options.recipe import STAGES
+from ropext.pipeline.recipe import STAGES
 
 if TYPE_CHECKING:
-    from ropext.options.recipe import Recipe
+    from ropext.pipeline.recipe import Recipe
     from ropext.pipeline.running import Stages
 
 RecipeArg = Annotated[

@@ -15,7 +15,7 @@ from ropext.cli.output import Out
 from ropext.options.fields import DTYPES
 
 if TYPE_CHECKING:
-    from ropext.verifying import Verification
+    from ropext.verifying.verification import Verification
 
 Directory = Annotated[
     str,
@@ -112,11 +112,11 @@ def command(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Check a directory or GGUF against its plan. Frequencies, config keys, lengths, weights."""
-    from ropext import verifying
     from ropext.endpoint.beside import PlainServer
     from ropext.families import loaders
     from ropext.files import inspecting
     from ropext.results.report import text
+    from ropext.verifying import verification
     from ropext.verifying.endpoint import ENDPOINT
 
     names: tuple[str, ...] = ()
@@ -149,18 +149,18 @@ def command(
     if plain or fingerprint:
         beside = PlainServer(plain, fingerprint)
     if fix:
-        config, edits = verifying.repair(directory, trust)
+        config, edits = verification.repair(directory, trust)
         out.say(text.config_diff(edits) or "every spelling is right already")
         if edits:
-            verifying.write_config(directory, config)
+            verification.write_config(directory, config)
     server = None
     if endpoint is not None:
         kind = DTYPES.get(dtype, dtype)
-        server = verifying.AskedServer(endpoint, beside, tolerance, kind, device, say=out.say)
-    result = verifying.check_directory(
+        server = verification.AskedServer(endpoint, beside, tolerance, kind, device, say=out.say)
+    result = verification.check_directory(
         directory,
         against=against,
-        depth=verifying.Depth(deep, record, trust_remote_code, file_progress(out.say)),
+        depth=verification.Depth(deep, record, trust_remote_code, file_progress(out.say)),
         server=server,
     )
     checks = [(check.passed, check.what, check.sentence) for check in result.checks]

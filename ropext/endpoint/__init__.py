@@ -1,2 +1,2 @@
-"""Measure a running server behind an OpenAI-compatible endpoint: the client, questions in words,
-their outcomes, and the tables."""
+"""Measure a running server behind an OpenAI-compatible endpoint: the client, what is sent, the
+outcome of each reply, and the tables."""

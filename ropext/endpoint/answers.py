@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from ropext.endpoint.counting import Counting
 from ropext.endpoint.port import Port, Reply
 from ropext.endpoint.questions import Question
-from ropext.options.tasks.asking import match
 from ropext.results.retrieval import FOUND, MISSED, NO_ANSWER, REFUSED, ItemScore
+from ropext.tasks.asking import match
 
 GROWN = 16
 LEAST_GROWN = 2048  # times the room, and tokens, for a model that thinks first

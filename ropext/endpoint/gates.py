@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from ropext.options.tasks import RULER, THIRTEEN
 from ropext.results import BASE
 from ropext.results.gates import Metrics
 from ropext.results.retrieval import FOUND
+from ropext.tasks import RULER, THIRTEEN
 
 
 @dataclass(frozen=True)

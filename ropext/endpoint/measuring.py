@@ -33,11 +33,11 @@ from ropext.endpoint.plan import CUT, PORT, PortPlan
 from ropext.endpoint.port import Port
 from ropext.endpoint.questions import Question, build, counts_of, cut, truncate_together
 from ropext.endpoint.shares import Scores, port_numbers
-from ropext.options.tasks.item import NOUNS, derived_rng
 from ropext.results import BASE, EXTENDED, rundir
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.numbers import EvaluationFacts, ModelSource
 from ropext.results.retrieval import REFUSED, TRUNCATED, ItemScore
+from ropext.tasks.item import NOUNS, derived_rng
 
 AGAIN = 3  # kept questions to ask again before using their answers
 ANOTHER = "another model answers; give another -o, or --force"

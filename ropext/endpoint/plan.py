@@ -22,11 +22,11 @@ from ropext.endpoint.window import trained_window
 from ropext.files.checkpoint.provenance import installed
 from ropext.options.endpoint import EndpointOptions
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
-from ropext.options.tasks import OwnTask, find_task
-from ropext.options.tasks.own import OwnQuestion, read_questions
 from ropext.results import BASE, SCHEMA
 from ropext.results.perplexity import EvaluationSettings
 from ropext.results.values import Bootstrap
+from ropext.tasks import OwnTask, find_task
+from ropext.tasks.own import OwnQuestion, read_questions
 
 PORT = "port"
 CUT = "cut"  # the two rows

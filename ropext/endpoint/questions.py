@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 
 from ropext.base.jsontext import read_values
 from ropext.endpoint.counting import Count, Counting
-from ropext.options.tasks import OwnTask, TaskWording, find_task, wording_of
-from ropext.options.tasks.asking import TextQuestion, TextRequest, split_sentences
-from ropext.options.tasks.item import ItemRequest, LengthTooShort, derived_rng
-from ropext.options.tasks.own import OwnQuestion, haystacks_of, too_long
 from ropext.results.measurement import Store
+from ropext.tasks import OwnTask, TaskWording, find_task, wording_of
+from ropext.tasks.asking import TextQuestion, TextRequest, split_sentences
+from ropext.tasks.item import ItemRequest, LengthTooShort, derived_rng
+from ropext.tasks.own import OwnQuestion, haystacks_of, too_long
 
 LEAST_ROOM = 32  # tokens for an answer with more than the wanted words
 KIND = 2000  # characters of the text by which a task's texts are counted

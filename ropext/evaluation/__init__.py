@@ -1,1 +1,1 @@
-"""Measure perplexity in one pass and retrieval by teacher forcing, against the right baselines."""
+"""Run a measurement: line up models, documents and questions, and run the forward passes."""

@@ -21,7 +21,9 @@ from ropext.evaluation.corpus import (
 from ropext.evaluation.corpus.selection import REMEDY, WINDOWS
 from ropext.evaluation.lineup import Lineup
 from ropext.options.evaluate import Evaluate, Measuring
-from ropext.options.tasks import (
+from ropext.results import EXTENDED
+from ropext.results.values import FEWEST_DOCUMENTS
+from ropext.tasks import (
     Haystack,
     Item,
     OwnTask,
@@ -32,11 +34,9 @@ from ropext.options.tasks import (
     repetition,
     running_text,
 )
-from ropext.options.tasks.item import LengthTooShort
-from ropext.options.tasks.own import own_items, read_questions
-from ropext.options.tasks.passages import KnownAnswer
-from ropext.results import EXTENDED
-from ropext.results.values import FEWEST_DOCUMENTS
+from ropext.tasks.item import LengthTooShort
+from ropext.tasks.own import own_items, read_questions
+from ropext.tasks.passages import KnownAnswer
 
 
 @dataclass(frozen=True)

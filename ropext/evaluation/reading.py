@@ -18,10 +18,10 @@ from packaging.version import Version  # accelerate needs it
 
 from ropext.base.lengths import short_windows, strided_windows
 from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer, Watch
-from ropext.options.tasks import Item
-from ropext.options.tasks.asking import match
-from ropext.options.tasks.item import common_prefix
 from ropext.results.retrieval import ItemScore
+from ropext.tasks import Item
+from ropext.tasks.asking import match
+from ropext.tasks.item import common_prefix
 
 if TYPE_CHECKING:
     import torch

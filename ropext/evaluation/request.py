@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 from ropext.base import guard
 from ropext.base.errors import UsageError
 from ropext.base.inputs import inside_wrapper, model_name
+from ropext.base.locks import check_unlocked
 from ropext.base.narration import Call
-from ropext.base.workdir import check_unlocked
 from ropext.evaluation import harness
 from ropext.evaluation.corpus import DocumentEncoder, require_data
 from ropext.evaluation.documents import (

@@ -37,14 +37,20 @@ from ropext.evaluation.reading import (
 )
 from ropext.evaluation.variants import Variant
 from ropext.options.evaluate import Evaluate
-from ropext.options.tasks import Item
-from ropext.options.tasks.item import truncated
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store, loss_file_name
-from ropext.results.perplexity import MASK_STRIDE, Documents, EvaluationSettings, Reading
+from ropext.results.perplexity import (
+    ALL_TOKENS,
+    MASK_STRIDE,
+    Documents,
+    EvaluationSettings,
+    Reading,
+    Scoring,
+)
 from ropext.results.retrieval import ItemScore
-from ropext.results.scoring import ALL_TOKENS, Scoring
 from ropext.results.values import Bootstrap
+from ropext.tasks import Item
+from ropext.tasks.item import truncated
 
 ANSWERS = "items/"  # folder in a store
 

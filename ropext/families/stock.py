@@ -1,8 +1,8 @@
 """Ask stock transformers, in a child process, how it reads a config, and keep the answer.
 
-The child (proof/child.py) cannot import ropext and has limits of memory and time; nothing here
-imports transformers. Its answer about a model type is kept in the user's cache. The key is a digest
-of the config, of the transformers version and of the child's own code.
+The child (verifying/proof/child.py) cannot import ropext and has limits of memory and time. Nothing
+here imports transformers. Its answer about a model type is kept in the user's cache. The key is a
+digest of the config, of the transformers version and of the child's own code.
 """
 
 import json
@@ -28,7 +28,7 @@ from ropext.base.systems import user_cache
 from ropext.families.config import UnknownType, census, locate, unknown
 from ropext.families.described import Described, Numbers, is_remembered, remember_facts
 
-CHILD = Path(__file__).parents[1] / "proof/child.py"
+CHILD = Path(__file__).parents[1] / "verifying/proof/child.py"
 # The code of the child, which decides its answer about a type.
 DESCRIBING = ("child.py", "describing.py", "turning.py", "forward.py", "tensors.py")
 ROOM = 8 << 30  # bytes, without mapped weights; Kimi K2's proof takes a tenth

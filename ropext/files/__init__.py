@@ -1,1 +1,1 @@
-"""Models on the disk: checkpoints and GGUF files, opened, inspected, planned for and written."""
+"""Open, inspect and write models on the disk: checkpoints and GGUF files."""

@@ -21,7 +21,7 @@ from ropext.options.fields import (
     flag,
     wanted,
 )
-from ropext.options.tasks import MOST_ITEMS, OwnTask, wording_of
+from ropext.tasks import MOST_ITEMS, OwnTask, wording_of
 
 MOST_DEPTHS = 64  # needles in one text
 

@@ -42,9 +42,9 @@ from ropext.options.fields import (
     list_schema,
     wanted,
 )
-from ropext.options.tasks import MOST_ITEMS, RULER, TASKS, OwnTask, is_in_words, named_tasks
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
+from ropext.tasks import MOST_ITEMS, RULER, TASKS, OwnTask, is_in_words, named_tasks
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FAMILIES = [task.name for task in TASKS if not task.ruler]

@@ -36,6 +36,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ropext.base.errors import UsageError, class_name, did_you_mean
+from ropext.base.inputs import TRUSTED_KERNEL
 from ropext.base.jsontext import untagged_float
 from ropext.base.lengths import parse_length, parse_lengths
 
@@ -347,11 +348,6 @@ LARGEST_DOCUMENT = wanted(
     "MIB",
     panel=Panel.DATA,
 )
-
-# transformers fetches kernels of its own organisation by itself; a name of any other on the hub is
-# code of a stranger, which it would fetch and run too.
-TRUSTED_KERNEL = re.compile(r"(?:paged\|)?kernels-community/[\w.-]+(?:@[\w.-]+)?(?::\w+)?\Z")
-
 
 # Examples for help texts; transformers has the full list.
 ATTENTIONS = "eager, sdpa, flash_attention_2 ..."

@@ -31,7 +31,7 @@ from ropext.options.fields import (
     Words,
     wanted,
 )
-from ropext.options.tasks import MOST_ITEMS
+from ropext.tasks import MOST_ITEMS
 
 # Documents held out: DATA, which may be a stream without an end, is read until there are as many.
 MOST_JUDGING = 10_000

@@ -1,4 +1,4 @@
-"""Run the stages in their order: plan, extend, verify, fit, fine-tune, evaluate, report.
+"""Read recipes, run the stages in their order, and return each command's result to Python.
 
 The modules, from the lowest up:
 

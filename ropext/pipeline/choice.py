@@ -8,10 +8,10 @@ from ropext.base.errors import RopextError
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import Call
 from ropext.evaluation.contenders import preference
+from ropext.evaluation.dividing import write_documents
 from ropext.options.fields import EVALUATE, EXTEND, FIT
-from ropext.options.recipe import SECTIONS
-from ropext.pipeline.dividing import write_documents
 from ropext.pipeline.planned_choice import PLACES, STAYS, TASK, PlannedChoice
+from ropext.pipeline.recipe import SECTIONS
 from ropext.pipeline.trying import choice_documents_path, measure_candidates
 from ropext.pipeline.work import USED
 from ropext.results import UNTOUCHED

@@ -16,10 +16,10 @@ from ropext.files.checkpoint import open_snapshot, provenance, with_weights
 from ropext.files.checkpoint.staging import Output, check_output
 from ropext.models.processes import rank_and_count
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
-from ropext.options.recipe import Recipe
 from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.planned_choice import PlannedChoice, plan_choice
+from ropext.pipeline.recipe import Recipe
 from ropext.pipeline.stage import section_key
 from ropext.pipeline.step import Step, step_record
 

@@ -8,7 +8,7 @@ from ropext.base.jsontext import Json, read_object, values_json
 from ropext.base.narration import scrub
 from ropext.base.workdir import Flat
 from ropext.files.checkpoint import provenance
-from ropext.options.recipe import REPORT
+from ropext.pipeline.recipe import REPORT
 from ropext.pipeline.step import step_record
 from ropext.pipeline.work import USED, RunContext
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir

@@ -1,6 +1,6 @@
 """Plan, write and verify one extended checkpoint. Nothing here imports torch."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,21 +9,29 @@ from typing import Any
 from ropext.base import guard
 from ropext.base.errors import InputError
 from ropext.base.inputs import read_text
-from ropext.base.jsontext import Json
-from ropext.base.narration import Call, Say, file_progress
-from ropext.base.workdir import check_unlocked
+from ropext.base.jsontext import Json, JsonObject
+from ropext.base.locks import check_unlocked
+from ropext.base.narration import Call, Say, Show, file_progress
 from ropext.families.loaders import Serving
 from ropext.files.checkpoint import Snapshot, provenance, with_weights
+from ropext.files.checkpoint.card import BaseName, Card, card_of
 from ropext.files.checkpoint.provenance import TRAINED_ON, record_in, record_of, with_training
-from ropext.files.checkpoint.snapshot import NoWeights
+from ropext.files.checkpoint.snapshot import INDEX, NoWeights
 from ropext.files.checkpoint.staging import check_output
-from ropext.files.checkpoint.writing import WriteOptions, Written, write
+from ropext.files.checkpoint.writing import (
+    DirectorySource,
+    OutputSource,
+    WriteOptions,
+    Written,
+    write,
+)
 from ropext.files.inspecting import open_model, planned
 from ropext.options.extend import Extend, Writing, parse_extend
 from ropext.options.fields import places_read
 from ropext.planning import ExtensionPlan
-from ropext.proof.sources import source_of
 from ropext.results.report.text import serving_text
+from ropext.scaling.tables import Growth
+from ropext.verifying import proof
 
 
 @dataclass(frozen=True)
@@ -157,3 +165,73 @@ def write_extension(
     show = file_progress(call.hooks.say)
     manner = WriteOptions(how.link, call.force, how.hash, how.no_verify, show)
     return MadeExtension(made, write(source, output, record, manner))
+
+
+def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
+    """Return how the output `title` of a plan is written and then proved.
+
+    A GGUF gives a file, proved by ggml's formula; any other snapshot gives a directory, proved by
+    transformers in a child process. The directory has grown tables if the plan grows them.
+    """
+    if snapshot.is_gguf:
+        from ropext.files.gguf import as_file  # late: a directory needs none of it
+        from ropext.files.gguf.writing import FileSource
+
+        return FileSource(as_file(snapshot), plan.main, plan.target)
+
+    def card(proved: JsonObject | None) -> Card:
+        """Return the model card of the output with the result of transformers' proof."""
+        return card_of(plan, BaseName.of(snapshot), title, proved)
+
+    growth = plan.growth
+    if growth is not None:
+        return _table_source(snapshot, plan, growth, card, call)
+
+    def prove(directory: Path) -> JsonObject:
+        """Prove a written directory: compare the model that transformers builds from it with the
+        plan."""
+        call.hooks.say("verifying: transformers builds the model from the written config")
+        own_code = call.trust_remote_code
+        return proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
+
+    return DirectorySource(snapshot, plan.config, prove, card)
+
+
+def _table_source(
+    snapshot: Snapshot,
+    plan: ExtensionPlan,
+    growth: Growth,
+    card: Callable[[JsonObject | None], Card],
+    call: Call,
+) -> DirectorySource:
+    """Return how the checkpoint of a model that rotates nothing is written and then proved by
+    transformers."""
+    from ropext.files.schemes import growing  # late: no rotary model needs it
+
+    position_tables = growing.find_tables(snapshot, growth.positions)
+
+    def prove(directory: Path) -> JsonObject:
+        """Prove a written directory: compare the bytes of its other tensors with the base's, then
+        the model that transformers builds with the plan."""
+        call.hooks.say(
+            "verifying: the bytes of all other tensors are compared, then transformers loads "
+            "the result"
+        )
+        compared = growing.compare_tables(snapshot, directory, growth, position_tables)
+        proved = proof.prove_table(
+            directory, growth.extended, trust_remote_code=call.trust_remote_code
+        )
+        return {**compared, **proved}
+
+    def write_anew(directory: Path, show: Show) -> list[str]:
+        """Write the weight files with grown position tables; return notes about tensors that are
+        left out."""
+        stale = growing.grow_files(snapshot, directory, growth, position_tables, show)
+        why = "left out; transformers builds this buffer itself, at the new length"
+        return [f"{name}: {why}" for name in stale]
+
+    anew = list(dict.fromkeys(table.file for table in position_tables))
+    if anew and snapshot.index is not None:
+        anew.append(INDEX)
+    write = write_anew if anew else None
+    return DirectorySource(snapshot, plan.config, prove, card, anew=anew, write_anew=write)

@@ -7,8 +7,8 @@ from typing import Any
 from ropext.base import bundled, guard
 from ropext.base.errors import InputError, UsageError
 from ropext.base.inputs import from_home
+from ropext.base.locks import check_unlocked, run_folder
 from ropext.base.narration import scrub
-from ropext.base.workdir import beside, check_unlocked
 from ropext.evaluation.corpus.sources import Source, is_missing
 from ropext.options.fields import (
     EVALUATE,
@@ -20,7 +20,7 @@ from ropext.options.fields import (
     places_in_option,
     recipe_key,
 )
-from ropext.options.recipe import (
+from ropext.pipeline.recipe import (
     CHOSEN,
     SECTIONS,
     Entry,
@@ -117,7 +117,7 @@ def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> N
     judged = recipe.source.entries.get((EVALUATE, "fail_if"))
     folder = judged.folder if judged else Path()
     read["--fail-if"] = [folder / split_run_spec(g.run)[0] for g in gates_of(recipe) if g.run]
-    written = {"--output": output, "where the run works": beside(output)}
+    written = {"--output": output, "where the run works": run_folder(output)}
     if keep_previous:
         written["where --keep-previous keeps what is replaced"] = previous(output)
     guard.check(read, written)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext.base import workdir
+from ropext.base import locks, workdir
 from ropext.base.errors import InputError
 from ropext.base.inputs import from_home
 from ropext.base.jsontext import JsonObject
@@ -32,16 +32,16 @@ def open(run: str | Path) -> "Evaluated | Compared | Ran | Extended | Finetuned 
     manifest = workdir.read(folder)
     if manifest is not None:
         return _opened_folder(folder, manifest)
-    beside = workdir.beside(folder)
-    manifest = workdir.read(beside)
+    place = locks.run_folder(folder)
+    manifest = workdir.read(place)
     record = _record_in(folder)
     is_replaced = record is not None and SECTION not in record.more  # by another command
     if manifest is not None and manifest["command"] == "run" and not is_replaced:
-        return opened_run(beside)
+        return opened_run(place)
     if record is not None:
         return _opened_training(folder, record) or opened_extension(folder, record)
     if manifest is not None:
-        return _opened_folder(beside, manifest)
+        return _opened_folder(place, manifest)
     raise InputError(
         f"{folder} holds no result of ropext; give what `ropext extend`, `fit`, `finetune`, "
         "`eval`, `compare` or `run` wrote as its -o"

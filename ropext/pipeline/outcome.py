@@ -11,18 +11,19 @@ from pathlib import Path
 from ropext.base.atomic import os_errors
 from ropext.base.errors import InputError, OutputExists
 from ropext.base.jsontext import JsonObject, digest, read_json, write_json
+from ropext.base.locks import run_folder
 from ropext.base.narration import clean_command
 from ropext.base.table import with_rows
-from ropext.base.workdir import STEPS, Flat, beside
+from ropext.base.workdir import STEPS, Flat
 from ropext.files.checkpoint import card, provenance
 from ropext.files.checkpoint.provenance import Record, read_record
 from ropext.files.checkpoint.staging import Output, check_output, recover, staged
 from ropext.files.checkpoint.writing import copy_file, place
-from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import SECTION, Evidence, compared_runs_key, evidence_of, run_section
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import previous
 from ropext.pipeline.ran import OUTCOME, write_outcome
+from ropext.pipeline.recipe import REPORT
 from ropext.pipeline.report_page import write_report
 from ropext.pipeline.stage import Stage
 from ropext.pipeline.work import RunContext
@@ -129,7 +130,7 @@ def check_free(work: RunContext) -> None:
 
 def owner(output: Path) -> Path | None:
     """Return the run's list of its outputs if that run wrote the output as it is now."""
-    note = beside(output) / STEPS / OWNED
+    note = run_folder(output) / STEPS / OWNED
     owned = _outputs_noted(note)
     if owned and Hashes().of_tree(output) in owned:
         return note

@@ -8,13 +8,13 @@ from ropext.base.lengths import forward_tokens, short_windows
 from ropext.base.narration import Call
 from ropext.evaluation.contenders import Contenders, closed_forms, memory_only_variants
 from ropext.evaluation.corpus import Document, DocumentEncoder
+from ropext.evaluation.dividing import divide, encoder_of
 from ropext.evaluation.workload import NEXT_TOKEN
 from ropext.files.checkpoint import open_snapshot
 from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.fields import EVALUATE, FIT
-from ropext.options.recipe import Recipe
-from ropext.pipeline.dividing import divide, encoder_of
 from ropext.pipeline.job import gates_of
+from ropext.pipeline.recipe import Recipe
 from ropext.pipeline.work import LABELS, READ_ALWAYS
 from ropext.planning import make_plan
 from ropext.results import CONTROL, UNTOUCHED

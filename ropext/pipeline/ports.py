@@ -7,8 +7,8 @@ from typing import Any
 
 from ropext.base import guard
 from ropext.base.errors import UsageError
+from ropext.base.locks import check_unlocked
 from ropext.base.narration import Call
-from ropext.base.workdir import check_unlocked
 from ropext.endpoint.gates import PortMetrics
 from ropext.endpoint.measuring import measure_port
 from ropext.endpoint.plan import PortPlan, plan_lines, prepare_port, reading_texts

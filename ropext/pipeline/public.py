@@ -13,8 +13,8 @@ from ropext.options.door import public
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Choosing, Extend, Writing, is_run
 from ropext.options.fields import TextsOrPlace, documents_as_place
-from ropext.options.recipe import Recipe
 from ropext.options.training import Finetune, Fit
+from ropext.pipeline.recipe import Recipe
 
 if TYPE_CHECKING:
     from peft import PeftModel

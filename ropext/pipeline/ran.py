@@ -8,9 +8,9 @@ from pathlib import Path
 from ropext.base.errors import GateFailed, InputError, UsageError
 from ropext.base.jsontext import Json, read_object, read_values, values_json, write_json
 from ropext.base.table import Table, verdict_first, with_rows
-from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.hashes import Hashes
+from ropext.pipeline.recipe import REPORT
 from ropext.pipeline.step import step_record
 from ropext.pipeline.work import EVALUATION, RunContext
 from ropext.results import rundir

@@ -27,10 +27,10 @@ from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.staging import check_place, recover
 from ropext.models.processes import is_main, rank_and_count, wait_for_everyone
 from ropext.options.fields import EVALUATE
-from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
 from ropext.pipeline.evidence import Evidence, evidence_of
 from ropext.pipeline.ran import DONE, Ran
+from ropext.pipeline.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline.stage import Stage, resumable
 from ropext.pipeline.steps import stages_of
 from ropext.pipeline.work import RunContext, plan_run

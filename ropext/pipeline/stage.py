@@ -10,8 +10,9 @@ from typing import Any
 
 from ropext.base.errors import InputError
 from ropext.base.jsontext import JsonObject, digest
+from ropext.base.locks import release, run_folder
 from ropext.base.narration import kept_after_interrupt
-from ropext.base.workdir import Flat, beside, release, remove
+from ropext.base.workdir import Flat, remove
 from ropext.files.checkpoint.digests import check_unchanged
 from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, rewrite
 from ropext.files.checkpoint.staging import recover, remove_output
@@ -50,7 +51,7 @@ def section_key(name: str, options: Options | None, hashes: Hashes, *words: str)
 
 def resumable(output: Path) -> AbstractContextManager[None]:
     """Return a context that prints, after an interrupt, the folder of the finished stages."""
-    folder = beside(output)
+    folder = run_folder(output)
     remains = f"finished stages are kept in {folder}; run the same command to resume"
     return kept_after_interrupt(remains, partial(has_finished_step, folder))
 
@@ -143,11 +144,11 @@ class CheckpointStage(Stage):
 
     def clear(self) -> None:
         """Delete the checkpoint of a stage, and the training's own folder next to it."""
-        remove(beside(self.place))  # a training's own checkpoints, of other weights or settings
+        remove(run_folder(self.place))  # a training's own checkpoints, of other weights or settings
         remove_output(self.place)
 
     def tidy(self) -> None:
         """Delete the files that a kill left next to the checkpoint of a stage."""
-        remove(beside(self.place))
-        release(beside(self.place), self.place)
+        remove(run_folder(self.place))
+        release(run_folder(self.place), self.place)
         recover(self.place)

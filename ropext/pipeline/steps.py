@@ -5,19 +5,20 @@ from pathlib import Path
 from ropext.base.atomic import write_bytes
 from ropext.base.jsontext import JsonObject, digest, dump
 from ropext.base.lengths import doubling_grid, lengths_text
-from ropext.base.workdir import Flat, release
+from ropext.base.locks import release
+from ropext.base.workdir import Flat
 from ropext.files.checkpoint.provenance import installed
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND
-from ropext.options.recipe import PLAN
-from ropext.options.tasks import OwnTask
 from ropext.pipeline.extending import warned, write_extension
+from ropext.pipeline.recipe import PLAN
 from ropext.pipeline.stage import CheckpointStage, Stage
 from ropext.pipeline.training_stages import FinetuneStage, FitStage
 from ropext.pipeline.work import RunContext
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
 from ropext.results.report.text import bytes_text
 from ropext.scaling import is_function
+from ropext.tasks import OwnTask
 
 
 class PlanStage(Stage):

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 from ropext.base.atomic import os_errors
 from ropext.base.lengths import doubling_grid
+from ropext.base.locks import run_folder
 from ropext.base.narration import NOBODY, Call, file_progress, scrub
-from ropext.base.workdir import MANIFEST, Flat, beside
+from ropext.base.workdir import MANIFEST, Flat
 from ropext.files.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.files.checkpoint.provenance import check_code
 from ropext.files.inspecting import plan_of, with_far_warning
 from ropext.models.processes import is_main
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.options.recipe import Recipe
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import gates_of
+from ropext.pipeline.recipe import Recipe
 from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, Metrics
@@ -100,7 +101,7 @@ class RunContext:
     @property
     def folder(self) -> Path:
         """Return OUT.run, the folder of all other files of the run."""
-        return beside(self.output)
+        return run_folder(self.output)
 
     @cached_property
     def hashes(self) -> Hashes:

@@ -1,5 +1,5 @@
-"""Plan an extension from options and a config dict, without touching a file: the method, if none is
-given, and all that `extend` would do.
+"""Plan an extension from options and a config dict, without touching a file: the method, all that
+`extend` would write, warnings, and the memory that a context needs.
 
 The plan is the prediction; the proof compares it with the model that stock transformers builds.
 """

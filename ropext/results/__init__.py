@@ -1,4 +1,5 @@
-"""Hold measured values, their error bars, pairs, comparisons and gates.
+"""Compute what measured losses and answers amount to: perplexity, metrics, error bars, comparisons,
+gates; keep them in a folder.
 
 The functions are pure: numpy arrays and numbers in, values out, without torch, models or clocks.
 Only a `Store` of readings and a run's folder (`rundir`) touch files.

@@ -22,7 +22,6 @@ from ropext.base.inputs import is_path
 from ropext.base.jsontext import Json
 from ropext.base.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
-from ropext.options.tasks import RULER, TASK_NAMES, THIRTEEN
 from ropext.results import BASE, STRIDED
 from ropext.results.metrics import (
     DOCUMENTS,
@@ -32,7 +31,8 @@ from ropext.results.metrics import (
     gate_rules_of,
     metrics_of,
 )
-from ropext.results.scoring import ALL_TOKENS, Scoring
+from ropext.results.perplexity import ALL_TOKENS, Scoring
+from ropext.tasks import RULER, TASK_NAMES, THIRTEEN
 
 if TYPE_CHECKING:
     from ropext.results.values import Value

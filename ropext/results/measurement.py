@@ -20,7 +20,6 @@ from ropext.base.atomic import write_whole
 from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import Json, JsonObject, digest, fields_of, values_json, write_json
 from ropext.base.lengths import length_text
-from ropext.options.tasks import RULER
 from ropext.results import BASE, EXTENDED, SCHEMA
 from ropext.results.metrics import (
     DOCUMENTS,
@@ -31,7 +30,7 @@ from ropext.results.metrics import (
 )
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import Overlap
-from ropext.results.perplexity import Documents, EvaluationSettings, Reading, strided_values
+from ropext.results.perplexity import Documents, EvaluationSettings, Reading, Span, strided_values
 from ropext.results.retrieval import (
     FOUND,
     ItemScore,
@@ -42,8 +41,8 @@ from ropext.results.retrieval import (
     ruler_means,
     sign_test,
 )
-from ropext.results.scoring import Span
 from ropext.results.values import Bootstrap, Value
+from ropext.tasks import RULER
 
 
 @dataclass(frozen=True)

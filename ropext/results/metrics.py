@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ropext.results import STRIDED
-from ropext.results.scoring import Scoring, Span
+from ropext.results.perplexity import Scoring, Span
 
 if TYPE_CHECKING:
     from ropext.results.perplexity import Documents, EvaluationSettings, Reading

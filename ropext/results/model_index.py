@@ -17,7 +17,6 @@ from ropext.files.checkpoint.card import Figure
 from ropext.files.checkpoint.digests import Digests
 from ropext.files.checkpoint.provenance import Record, identity, read_record
 from ropext.options.fields import DOCUMENTS, TABLES
-from ropext.options.tasks import TASKS, THIRTEEN
 from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import split_run_spec
 from ropext.results.measurement import Measurement
@@ -25,6 +24,7 @@ from ropext.results.overlap import Overlap, marked_name, read_overlap
 from ropext.results.retrieval import RULERS
 from ropext.results.rundir import read_run
 from ropext.results.values import Value, Values
+from ropext.tasks import TASKS, THIRTEEN
 
 _METRIC = re.compile(r"([a-z][a-z0-9_-]*)@([0-9]+)")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

@@ -12,15 +12,15 @@ C.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ropext.base.jsontext import IF_ANY
 from ropext.base.lengths import length_at_least, length_text, lengths_text, octaves
 from ropext.results import STRIDED
-from ropext.results.scoring import ALL_TOKENS, Scoring, Span
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value
 
 TokenNll = npt.NDArray[np.float32]
@@ -28,6 +28,58 @@ TokenNll = npt.NDArray[np.float32]
 # tokenizer puts one before a text.
 SHORT_WINDOW = 2
 MASK_STRIDE = 8  # every so many tokens of a tail are masked in one pass
+Span = tuple[int, int] | tuple[int, int, int]  # positions [start, stop), read at a length [stop]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The scored tokens of a document, as results.json records them.
+
+    Without masks every token is scored, given all before it: one pass over a text serves all its
+    lengths. With masks only the tail is scored, each token masked once. Each length is then a
+    window of its own that ends with the document, and all of them score the same tokens.
+    """
+
+    # One pass masks one of so many tokens; 0: without masks.
+    mask_stride: int = field(default=0, metadata=IF_ANY)
+
+    @property
+    def scores_all(self) -> bool:
+        """Return whether every token is scored, not only the masked tokens of a tail."""
+        return not self.mask_stride
+
+    @property
+    def perplexity(self) -> str:
+        """Return the name of exp of a mean loss in tables: perplexity or pseudo-perplexity."""
+        if self.scores_all:
+            return "perplexity"
+        return "pseudo-perplexity"
+
+    @property
+    def passes(self) -> int:
+        """Return the number of forward passes over one window of an evaluation."""
+        return self.mask_stride or 1
+
+    def tail_text(self, tail: int, lengths: Sequence[int]) -> str:
+        """Say in the title of a table which tokens a tail has; a length shorter than it has no more
+        than its own."""
+        if not self.scores_all:
+            every = f"every {self.mask_stride}th masked in one pass"
+            return f"the last {tail} tokens of each document, {every}"
+        text = f"the last {tail} tokens before each length"
+        short = [length_text(length) for length in lengths if length < tail]
+        if short:
+            text += f" (before {', '.join(short)} all there are)"
+        return text
+
+    def inside_text(self, context: int) -> str:
+        """Say in the note of a table which tokens are scored inside the trained context."""
+        if self.scores_all:
+            return f"positions before {context}"
+        return f"the tail in windows of {context}"
+
+
+ALL_TOKENS = Scoring()
 
 
 @dataclass(frozen=True)

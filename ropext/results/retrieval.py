@@ -16,7 +16,6 @@ import numpy.typing as npt
 from pydantic import Field
 
 from ropext.base.jsontext import NumberIfAny
-from ropext.options.tasks import NAME, RULER, TASKS, THIRTEEN
 from ropext.results.values import (
     FEWEST_DOCUMENTS,
     Z95,
@@ -26,6 +25,7 @@ from ropext.results.values import (
     effective_count,
     wilson_share,
 )
+from ropext.tasks import NAME, RULER, TASKS, THIRTEEN
 
 # NoLiMa's rule: effective while the score is at least this share of the short-context score.
 EFFECTIVE_SHARE = 0.85

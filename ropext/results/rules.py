@@ -17,8 +17,7 @@ from ropext.results.measurement import (
     join_measurements,
 )
 from ropext.results.overlap import marked_name
-from ropext.results.perplexity import EvaluationSettings, Reading
-from ropext.results.scoring import Span
+from ropext.results.perplexity import EvaluationSettings, Reading, Span
 from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value
 
 # As shares of the lowest loss: who is not surely behind, and no further than this, ties with it;

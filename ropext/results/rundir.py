@@ -49,9 +49,8 @@ from ropext.results.measurement import (
 from ropext.results.metrics import is_of_rounding
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import read_overlap
-from ropext.results.perplexity import SHORT_WINDOW, Documents, EvaluationSettings
+from ropext.results.perplexity import SHORT_WINDOW, Documents, EvaluationSettings, Scoring
 from ropext.results.retrieval import ItemScore
-from ropext.results.scoring import Scoring
 from ropext.results.values import Bootstrap
 
 DOCUMENTS = "documents.json"

@@ -8,10 +8,10 @@ from ropext.files.checkpoint.provenance import read_record
 from ropext.files.inspecting import open_model
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
-from ropext.options.tasks import check_amount
 from ropext.options.training import Fit
 from ropext.planning import Plan
 from ropext.results.overlap import recorded_training
+from ropext.tasks import check_amount
 from ropext.training import data, defaults
 from ropext.training.data import TrainingData, judging_workload
 from ropext.training.fit_objective import FitObjective

@@ -15,11 +15,11 @@ from ropext.evaluation.variants import Variant, applied
 from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
-from ropext.options.tasks import Item
 from ropext.options.training import Fit
 from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED, FITTED, START, rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.tasks import Item
 from ropext.training import fit_report, loss, models, spectrum, trainer
 from ropext.training.fit_choice import SpectrumChoice, notes_on_written, why_start_stays
 from ropext.training.fit_writing import write_fitted

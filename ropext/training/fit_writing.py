@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ropext import proof
 from ropext.base.jsontext import JsonObject
 from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.card import BaseName, Card, card_of
@@ -18,6 +17,7 @@ from ropext.files.checkpoint.provenance import record_of
 from ropext.files.checkpoint.writing import DirectorySource, WriteOptions, write
 from ropext.training.report import TrainingSummary, write_files
 from ropext.training.result import Fitted
+from ropext.verifying import proof
 
 
 def write_fitted(

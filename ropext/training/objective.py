@@ -15,6 +15,7 @@ from ropext.base import guard
 from ropext.base.atomic import reason_of
 from ropext.base.errors import InputError, OutputExists, Stopped
 from ropext.base.jsontext import Json, digest, read_object, values_json
+from ropext.base.locks import release, run_folder
 from ropext.base.narration import (
     SILENT,
     Call,
@@ -26,17 +27,7 @@ from ropext.base.narration import (
     pausing,
     told,
 )
-from ropext.base.workdir import (
-    SCHEMA,
-    USED,
-    Workdir,
-    beside,
-    differences,
-    first_of,
-    has_work,
-    read,
-    release,
-)
+from ropext.base.workdir import SCHEMA, USED, Workdir, differences, first_of, has_work, read
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
 from ropext.files.checkpoint import Snapshot
@@ -54,9 +45,9 @@ from ropext.models import processes
 from ropext.models.head import PROBE, predicted_head_problem
 from ropext.models.load import free_memory, memory_errors, model_without_weights
 from ropext.options.fields import FILES, NUMBERS
-from ropext.options.tasks import Item
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.tasks import Item
 from ropext.training import defaults, loss, models
 from ropext.training.data import Training
 from ropext.training.result import CONTENT, DECIDES, TrainingResult
@@ -268,7 +259,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
             if processes.is_main():
                 # Leftovers of a kill that came after the output was written and got its name.
                 recover(output, refused=True)
-                release(beside(output), output)
+                release(run_folder(output), output)
             return before
         place = self._run_folder(output, call)
         self._settle_output(output, call, changes=processes.is_main())
@@ -295,7 +286,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
             check_space(output, output_bytes(self.snapshot, self.options))
         finally:
             if changes:
-                release(beside(output), output)
+                release(run_folder(output), output)
 
     def _run_folder(self, output: Path, call: Call) -> Workdir:
         """Return the folder OUT.run of an unfinished training; print which libraries changed

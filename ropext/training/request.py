@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.base import guard
+from ropext.base.locks import check_unlocked, run_folder
 from ropext.base.narration import Call
-from ropext.base.workdir import beside, check_unlocked
 from ropext.evaluation.corpus import Source, require_data
 from ropext.models.dequantising import dequantised_directory
 from ropext.models.load import silenced
@@ -67,6 +67,6 @@ def _check_output_guard(
     named = places_read(dict(options), type(options))
     guard.check(
         {**subject, "--data": documents, **named},
-        {"--output": output, "where the run works": beside(output)},
+        {"--output": output, "where the run works": run_folder(output)},
     )
     check_unlocked(output)

@@ -17,15 +17,15 @@ from ropext.base.errors import InputError, UsageError
 from ropext.evaluation.corpus import Document, DocumentEncoder
 from ropext.evaluation.corpus.encoding import Flags, Ids
 from ropext.options.evaluate import DEPTHS
-from ropext.options.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
-from ropext.options.tasks.item import (
+from ropext.options.training import TrainingOptions
+from ropext.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
+from ropext.tasks.item import (
     ATTEMPTS,
     ambiguous_haystack_error,
     derived_rng,
     holds_tokens,
     with_needles,
 )
-from ropext.options.training import TrainingOptions
 
 
 @dataclass(frozen=True)

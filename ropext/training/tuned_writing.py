@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ropext import proof
 from ropext.base.atomic import os_errors
 from ropext.base.bundled import MODELS
 from ropext.base.jsontext import JsonObject, dump
@@ -35,6 +34,7 @@ from ropext.training.objective import output_bytes
 from ropext.training.origin import Origin
 from ropext.training.report import TrainingSummary, write_files
 from ropext.training.result import Finetuned
+from ropext.verifying import proof
 
 ADAPTER = "adapter"
 TRAINING = "training"

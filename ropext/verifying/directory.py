@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from ropext import families, proof
+from ropext import families
 from ropext.base.errors import ProofFailed, listed
 from ropext.base.jsontext import Json
 from ropext.families import Model, loaders
+from ropext.verifying import proof
 from ropext.verifying.checks import Check, RotarySubject
 from ropext.verifying.config import check_config, check_limits, check_tied
 from ropext.verifying.weights import check_other_sets, check_weights

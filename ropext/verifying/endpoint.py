@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext import families, proof
+from ropext import families
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.jsontext import JsonObject, read_object
 from ropext.base.narration import Say, no_messages
 from ropext.endpoint.beside import PlainServer, compare_with_plain, prompt_lengths
 from ropext.endpoint.server import served_model, server_at
 from ropext.files.checkpoint import open_snapshot
+from ropext.verifying import proof
 from ropext.verifying.checks import Check, Depth, RotarySubject, Verification
 from ropext.verifying.claim import planned_claim, read_plan
 from ropext.verifying.judging import Neighbour

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ropext import proof
 from ropext.base.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.files.checkpoint import Snapshot, provenance
 from ropext.files.checkpoint.weights import compare_weights
 from ropext.files.schemes import read_positions, refusal
 from ropext.scaling.rope import Positions
 from ropext.scaling.tables import METHODS, growth
+from ropext.verifying import proof
 from ropext.verifying.checks import Check, Subject
 from ropext.verifying.config import check_config, check_limits, check_tied
 from ropext.verifying.weights import check_weights

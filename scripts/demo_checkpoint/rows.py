@@ -9,8 +9,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ropext.options.tasks import copy, mkey, passkey
-from ropext.options.tasks.item import (
+from ropext.tasks import copy, mkey, passkey
+from ropext.tasks.item import (
     NOUNS,
     Encoder,
     Haystack,

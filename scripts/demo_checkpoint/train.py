@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ropext.options.tasks import Encoder, Haystack, passkey, repetition
-from ropext.options.tasks.item import ItemRequest
+from ropext.tasks import Encoder, Haystack, passkey, repetition
+from ropext.tasks.item import ItemRequest
 from scripts.demo_checkpoint.rows import Mixture, Row, RowMaker, batch_rows
 from scripts.demo_checkpoint.sources import library, read_documents, split
 from scripts.demo_checkpoint.tokenizer import VOCABULARY, CachedEncoder, train_tokenizer

@@ -132,7 +132,7 @@ def test_extend_without_proof_imports_no_heavy_library(llama, tmp_path):
 IMPORTED = {
     "at once": "typer",
     "as checkpoints are imported": "ropext.files.checkpoint.staging",
-    "as the proof is imported": "ropext.proof",
+    "as the proof is imported": "ropext.verifying.proof",
 }
 STOP = """
 import os, signal, sys

@@ -356,7 +356,7 @@ KEYS = [
 
 
 def test_every_key_of_a_recipe_is_marked_as_deciding_or_not():
-    from ropext.options.recipe import SECTIONS, options_by_key
+    from ropext.pipeline.recipe import SECTIONS, options_by_key
 
     wanted = {(section, key) for section in ("", *SECTIONS) for key in options_by_key(section)}
     wanted -= {("", section) for section in SECTIONS}

@@ -15,7 +15,7 @@ from command_line import run
 from tiny_checkpoint import make_llama
 
 from ropext.cli.app import COMMANDS, build
-from ropext.options.recipe import RecipeSource, make, parse
+from ropext.pipeline.recipe import RecipeSource, make, parse
 
 ROOT = Path(__file__).parents[2]
 # cli.md holds usage lines, no commands; it is generated from the commands themselves.

@@ -8,11 +8,11 @@ from command_line import run
 from gguf_files import making
 from json_schema import check
 
-from ropext import verifying
 from ropext.base.bundled import MODELS
 from ropext.base.errors import GateFailed, NotMeasured, UsageError
 from ropext.families.loaders.table import readers
 from ropext.files import inspecting
+from ropext.verifying import verification
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 
@@ -106,8 +106,8 @@ def test_a_file_has_one_too(tmp_path):
 @pytest.mark.parametrize(("names", "code"), [("vllm", 0), ("exllamav2", 3), ("mlx,trt-llm", 0)])
 def test_a_verification_has_the_gate_and_its_own_checks(extended, monkeypatch, names, code, capsys):
     served = inspecting.read_unextended(extended)
-    right = verifying.Verification(extended, (verifying.Check("spectrum", True, ""),), served)
-    monkeypatch.setattr(verifying, "check_directory", lambda *args, **how: right)
+    right = verification.Verification(extended, (verification.Check("spectrum", True, ""),), served)
+    monkeypatch.setattr(verification, "check_directory", lambda *args, **how: right)
     done, shown = run("verify", extended, "--for", names, capsys=capsys)
     assert done == code
     assert "verified (1 checks passed)" in shown.out

@@ -8,13 +8,14 @@ import configs
 import pytest
 
 import ropext
-from ropext import families, planning, verifying
+from ropext import families, planning
 from ropext.base import guard
 from ropext.base.errors import NotExpressible, OutputExists, UsageError
 from ropext.base.jsontext import dump
 from ropext.files import inspecting
 from ropext.files.checkpoint import open_snapshot
 from ropext.options.extend import Extend
+from ropext.verifying import verification
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
 OLD, NEW = {"type": "yarn"} | YARN, {"rope_type": "yarn", "rope_theta": 50000.0} | YARN
@@ -28,8 +29,8 @@ def edit(directory, **changes):
 
 def repaired(directory, trust=None):
     """Repair the config, write it, and return the edits by path."""
-    config, edits = verifying.repair(directory, trust)
-    verifying.write_config(directory, config)
+    config, edits = verification.repair(directory, trust)
+    verification.write_config(directory, config)
     return {".".join(e.path): (e.before, e.after) for e in edits}
 
 
@@ -57,9 +58,9 @@ def test_a_stale_spelling_is_reported_and_repaired_from_the_trusted_one(llama):
     assert told["transformers", "4.51-4.57"] == "different"
     assert told["mlx", "MLX-LM 0.32.2"] == "different"
     with pytest.raises(UsageError, match="--trust rope_parameters or --trust rope_scaling"):
-        verifying.repair(llama)
+        verification.repair(llama)
     with pytest.raises(UsageError, match="has no rope_scaling"):
-        verifying.repair(llama, "rope_scaling")
+        verification.repair(llama, "rope_scaling")
     found = repaired(llama, "rope_parameters")
     assert found == {"rope_theta": (1e4, 5e4), "rope_scaling": (None, OLD)}
     told = inspecting.read_again(open_snapshot(str(llama))).readings
@@ -111,7 +112,7 @@ def test_in_a_directory_with_a_record_the_record_decides(ropext, llama, tmp_path
     right = (out / "config.json").read_bytes()
     edit(out, rope_scaling=OLD | {"factor": 2.0})
     with pytest.raises(UsageError, match="which decides"):
-        verifying.repair(out, "rope_scaling")
+        verification.repair(out, "rope_scaling")
     assert repaired(out) == {"rope_scaling.factor": (2.0, 4.0)}
     assert (out / "config.json").read_bytes() == right
     both = {"factor": 2.0, "original_max_position_embeddings": 128}

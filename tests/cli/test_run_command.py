@@ -72,7 +72,7 @@ def test_a_line_in_parts_and_lines_in_one_part_have_one_time_each():
 
 
 def test_the_help_names_the_stages(ropext):
-    from ropext.options.recipe import STAGES
+    from ropext.pipeline.recipe import STAGES
 
     text = " ".join(ropext("run", "--help")[1].split())
     assert f"all later ones: {', '.join(STAGES[:-1])} or {STAGES[-1]}" in text

@@ -31,7 +31,7 @@ FORBIDDEN_MODULES = {
 # What was made here: by `benchmarks/demo_checkpoint.py`, and random weights just written.
 OWN_FILES = ("demo/",)
 # From a config and an empty state dict, on the meta device: no file is read.
-NO_FILES = {("proof/tensors.py", "cls.from_pretrained")}
+NO_FILES = {("verifying/proof/tensors.py", "cls.from_pretrained")}
 
 
 def calls():

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tiny_checkpoint import make_llama
 
-from ropext import proof
+from ropext.verifying import proof
 
 
 @pytest.fixture

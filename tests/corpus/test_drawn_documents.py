@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from ropext.evaluation.corpus import DocumentEncoder, Wanted
+from ropext.evaluation.dividing import divide
 from ropext.evaluation.documents import read_corpus
 from ropext.files.checkpoint import open_snapshot
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune, Fit
-from ropext.pipeline.dividing import divide
 from ropext.training import data
 
 TUNING = "ropext://tuning"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ropext.base.bundled import MODELS
-from ropext.options.tasks import passkey, repetition
+from ropext.tasks import passkey, repetition
 from scripts.demo_checkpoint.tokenizer import load_encoder
 
 CHECKPOINT = MODELS["ropext://demo"]

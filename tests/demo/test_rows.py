@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ropext.options.tasks.item import derived_rng
+from ropext.tasks.item import derived_rng
 from scripts.demo_checkpoint import rows
 from scripts.demo_checkpoint.bundle import DATA
 from scripts.demo_checkpoint.rows import Mixture, RowMaker, batch_rows, draw_distance

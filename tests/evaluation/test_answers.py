@@ -10,8 +10,8 @@ from small_models import random_ids, tiny
 from ropext.evaluation import reading
 from ropext.evaluation.forward import ReadingMode, TokenScorer
 from ropext.evaluation.reading import score_items
-from ropext.options.tasks import Item
-from ropext.options.tasks.asking import match
+from ropext.tasks import Item
+from ropext.tasks.asking import match
 
 BOS = 1
 

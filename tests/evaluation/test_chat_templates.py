@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ropext.evaluation.corpus import DocumentEncoder
-from ropext.options.tasks import find_task
-from ropext.options.tasks.asking import sentences
+from ropext.tasks import find_task
+from ropext.tasks.asking import sentences
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 QWEN_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")

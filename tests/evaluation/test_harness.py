@@ -16,9 +16,9 @@ from tiny_checkpoints import write_checkpoint
 from ropext.base.errors import UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.variants import Variant
-from ropext.options.tasks.asking import match
 from ropext.pipeline.public import evaluate
 from ropext.results.measurement import Store
+from ropext.tasks.asking import match
 
 QUESTIONS = [
     {"question": "the quick brown", "choices": [" fox", " dog"], "answer": 0},

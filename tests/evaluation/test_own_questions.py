@@ -16,16 +16,16 @@ from transformers import AutoModelForCausalLM
 from ropext.base.errors import InputError, Interrupted, OutputExists, RopextError, UsageError
 from ropext.base.narration import Hooks
 from ropext.options.evaluate import Evaluate
-from ropext.options.recipe import read_recipe
-from ropext.options.tasks import own
-from ropext.options.tasks.item import truncated
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.public import evaluate
 from ropext.pipeline.public import run as run_recipe
+from ropext.pipeline.recipe import read_recipe
 from ropext.pipeline.stage import section_key
 from ropext.results import STRIDED
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
 from ropext.results.retrieval import FOUND, haystack_numbers
+from ropext.tasks import own
+from ropext.tasks.item import truncated
 
 CONTEXT = 512
 ROOM = 24  # tokens: over more, kernels round two equal choices apart

@@ -14,12 +14,12 @@ from tiny_checkpoints import write_checkpoint
 from transformers import AutoModelForCausalLM
 
 from ropext.base.bundled import find_bundled
-from ropext.options.tasks.item import Item, truncated
 from ropext.pipeline.public import evaluate
 from ropext.results import retrieval
 from ropext.results.gates import parse_gate
 from ropext.results.report.compared import compare_runs
 from ropext.results.rundir import judge_gates
+from ropext.tasks.item import Item, truncated
 
 RECORDED = Path(__file__).parents[1] / "results/recorded/run"
 DEMO = {"tasks": "passkey,mkey", "items": 2, "lengths": "256,512,1024"}

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from hiding import hidden
 
-from ropext import families, proof
+from ropext import families
 from ropext.base.errors import InputError, ProofFailed, RopextError, UnsupportedModel
 from ropext.cli.app import main
 from ropext.families import described, stock
@@ -26,6 +26,7 @@ from ropext.families.table import FAMILIES
 from ropext.files import inspecting
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.verifying import proof
 
 ROOT = Path(__file__).parents[2]
 # Where the two sides differ, and why: by type, then by published config.

@@ -12,7 +12,7 @@ from ropext.base.errors import RopextError
 from ropext.families.config import census
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.proof.child import changed_keys, config_without_quantiser
+from ropext.verifying.proof.child import changed_keys, config_without_quantiser
 
 # One of each kind; .ci/slow spellings takes all.
 TYPES = (

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import published
 import pytest
 
-from ropext import families, proof
+from ropext import families
 from ropext.scaling.rope import Site, Spectrum
+from ropext.verifying import proof
 
 SIZES = published.LLAMA
 # rope_scaling.long_factor of Phi-3.5-mini, as in MindSpeed-LLM's evaluation script: that script and

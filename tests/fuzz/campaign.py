@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import ropext
-from ropext import families, verifying
+from ropext import families
 from ropext.base.errors import RopextError
 from ropext.cli import output
 from ropext.files import inspecting
@@ -31,6 +31,7 @@ from ropext.files.schemes.plan import TablePlan
 from ropext.planning import Plan
 from ropext.results.report import text
 from ropext.scaling import forms
+from ropext.verifying import verification
 from ropext.verifying.checks import Depth, RotarySubject
 from ropext.verifying.claim import claim_of
 from ropext.verifying.directory import check_lengths
@@ -306,7 +307,7 @@ def _check_files(directory: Path) -> None:
         check_sentence(problem.sentence)
     record = attempt(read_record, directory)
     model = attempt(families.read, snapshot.config)
-    attempt(verifying.repair, directory)
+    attempt(verification.repair, directory)
     if isinstance(model, RopextError) or isinstance(record, RopextError):
         return
     claimed = attempt(claim_of, snapshot, model, record, None)

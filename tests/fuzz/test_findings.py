@@ -12,7 +12,7 @@ from configs import LLAMA
 from fuzz import campaign, seeds
 
 import ropext
-from ropext import families, planning, verifying
+from ropext import families, planning
 from ropext.base.errors import InputError, NotExpressible, RopextError, UsageError
 from ropext.base.inputs import read_text
 from ropext.cli.output import as_json, visible
@@ -22,7 +22,8 @@ from ropext.files.checkpoint.provenance import lineage, read_record
 from ropext.options.extend import parse_extend
 from ropext.results.model_index import card_figures
 from ropext.scaling import METHODS, forms
-from ropext.verifying import repair, verify
+from ropext.verifying import verification
+from ropext.verifying.verification import repair, verify
 
 SMALL = seeds.SMALL_LLAMA
 
@@ -118,7 +119,9 @@ def test_a_damaged_plan_is_reported(checkpoint, tmp_path, monkeypatch, key, valu
     made["sites"][0][key] = value
     made[key] = value
     (tmp_path / "plan.json").write_text(json.dumps(made))
-    monkeypatch.setattr("ropext.proof.build", lambda *a, **k: pytest.fail("not worth a build"))
+    monkeypatch.setattr(
+        "ropext.verifying.proof.build", lambda *a, **k: pytest.fail("not worth a build")
+    )
     with pytest.raises(InputError, match="damaged"):
         verify(checkpoint, against=str(tmp_path / "plan.json"))
 
@@ -356,7 +359,7 @@ def test_sinusoids_that_are_added_are_no_rotary_embedding():
     """Voxtral Realtime embeds times with a buffer of the same name, and keeps no config there."""
     from torch import nn, zeros
 
-    from ropext.proof.child import rotary_numbers
+    from ropext.verifying.proof.child import rotary_numbers
 
     class TimeEmbedding(nn.Module):
         def __init__(self):
@@ -396,7 +399,7 @@ def test_a_saved_plan_asks_no_more_of_stock_than_a_config_may(
     checkpoint, tmp_path, monkeypatch, asked
 ):
     """The key is one of its edits, so the config before them is the model's."""
-    monkeypatch.setattr(verifying, "require_server", lambda url: None)
+    monkeypatch.setattr(verification, "require_server", lambda url: None)
     made = inspecting.plan(str(checkpoint), factor=4.0).to_json()
     made["config"] |= asked
     made["edits"] += [{"key": key, "after": value} for key, value in asked.items()]

@@ -18,7 +18,7 @@ from hypothesis import Phase, given, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
 
-from ropext import families, verifying
+from ropext import families
 from ropext.base.errors import InputError, RopextError
 from ropext.base.inputs import CONFIG_LIMIT
 from ropext.families import config as families_config
@@ -27,6 +27,7 @@ from ropext.files import inspecting
 from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.snapshot import INDEX, INDEX_LIMIT
 from ropext.results.report import text
+from ropext.verifying import verification
 
 INPUTS = 400
 DRAWN_FROM = (campaign, seeds, shapes, families_config, reading, respelling, provenance, text)
@@ -186,7 +187,7 @@ def recorded(spoiled, folder):
     (folder / "ropext.json").write_bytes(shapes.encoded(spoiled))
     campaign.look(folder)
     campaign.attempt(inspecting.plan, folder, factor=2.0, from_original=True)
-    campaign.attempt(verifying.repair, folder)
+    campaign.attempt(verification.repair, folder)
 
 
 def limited(spoiled, folder):
@@ -224,7 +225,7 @@ FINDINGS = {
     "a rope dict of a record that nothing can be written from": Finding(
         (
             (respelling.respell, 'for key in ("rope_type", "rope_theta")', "for key in ()"),
-            (verifying.repair, "(KeyError, TypeError, ValueError)", "()"),
+            (verification.repair, "(KeyError, TypeError, ValueError)", "()"),
         ),
         (KeyError, TypeError, ValueError),
         shapes.records(),

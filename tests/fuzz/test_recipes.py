@@ -11,7 +11,7 @@ import pytest
 
 from ropext.base.errors import RopextError
 from ropext.options.fields import recipe_key, value_kind
-from ropext.options.recipe import SECTIONS, RecipeSource, make, parse, read_recipe
+from ropext.pipeline.recipe import SECTIONS, RecipeSource, make, parse, read_recipe
 
 GOOD = {
     int: "3 8 1_000 1e3 16.0 4k",

@@ -14,11 +14,11 @@ from fuzz import campaign
 from gguf_files import making, test_architectures
 
 import ropext
-from ropext import verifying
 from ropext.base.errors import RopextError
 from ropext.files import inspecting
 from ropext.files.gguf.header import read_gguf
 from ropext.results.report import text
+from ropext.verifying import verification
 
 INPUTS = int(os.environ.get("GGUF_INPUTS", "300"))
 NUMBERS = (0, 1, 2, 7, 32, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)
@@ -91,7 +91,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
                 shown = text.inspection_text(seen)
                 campaign.check_text(shown)
             campaign.attempt(inspecting.serving, str(base))
-            campaign.attempt(verifying.verify, str(base), deep=True)
+            campaign.attempt(verification.verify, str(base), deep=True)
             options = {"factor": 4.0} | random.choice(METHODS)
             made = campaign.attempt(inspecting.plan, str(base), **options)
             if isinstance(made, RopextError):
@@ -103,7 +103,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
                 done = campaign.attempt(ropext.extend, str(base), out, **options)
                 if not isinstance(done, RopextError):
                     outcomes["extended"] += 1
-                    assert verifying.verify(out, against=str(base), deep=True).passed
+                    assert verification.verify(out, against=str(base), deep=True).passed
                     out.unlink()
                     (tmp_path / "out.gguf.Modelfile").unlink()
         assert base.read_bytes() == content

@@ -14,7 +14,6 @@ from command_line import run
 from gguf_files import ggml, making
 
 import ropext
-from ropext import verifying
 from ropext.base.errors import (
     InputError,
     NotExpressible,
@@ -35,6 +34,7 @@ from ropext.pipeline import extending
 from ropext.pipeline.extended import Extended
 from ropext.results.report.screen import plan_screen
 from ropext.results.report.text import serving_text
+from ropext.verifying import verification
 
 KEYS = ("context_length", "rope.freq_base", "rope.scaling")
 DRIFT = 64 * 2**-23  # ggml multiplies up a power in float32
@@ -71,7 +71,7 @@ def test_ggml_computes_the_plan(base, tmp_path, options):
     np.testing.assert_allclose(angles, wanted.inv_freq, rtol=DRIFT)
     assert attention == pytest.approx(wanted.attention_factor, rel=1e-6)
     assert ggml.keys(out)["llama.context_length"] == 1024
-    found = verifying.verify(out, against=str(base), deep=True)
+    found = verification.verify(out, against=str(base), deep=True)
     assert found.passed
 
 
@@ -233,10 +233,10 @@ def test_the_modelfile_is_in_a_directory_too(base, tmp_path):
     extend(base, tmp_path / "out", factor=None, target=2048, force=True)
     assert "PARAMETER num_ctx 2048\n" in beside.read_text(encoding="utf-8")
     (tmp_path / "out/mmproj-F16.gguf").write_bytes(base.read_bytes())
-    assert verifying.verify(tmp_path / "out").passed  # one model, named by its folder
+    assert verification.verify(tmp_path / "out").passed  # one model, named by its folder
     (tmp_path / "out/mmproj-F16.gguf").rename(tmp_path / "out/second.gguf")
     with pytest.raises(InputError, match="only GGUF files"):
-        verifying.verify(tmp_path / "out")
+        verification.verify(tmp_path / "out")
     (tmp_path / "out/second.gguf").unlink()
     beside.write_text("mine", encoding="utf-8")
     with pytest.raises(OutputExists):
@@ -363,8 +363,8 @@ def test_split_files_stay_apart(base, tmp_path, capsys):
     assert ggml.keys(out)["split.tensors.count"] == 7
     assert open_gguf(str(out)).head.tensor("rope_freqs.weight")
     assert (tmp_path / "out" / "m-00002-of-00002.gguf").stat().st_nlink == 2
-    assert verifying.verify(out, against=str(first), deep=True).passed
-    assert verifying.verify(tmp_path / "out", against=str(first)).passed
+    assert verification.verify(out, against=str(first), deep=True).passed
+    assert verification.verify(tmp_path / "out", against=str(first)).passed
     served = done.plan.serving(str(tmp_path / "out"))
     assert f"-m {out} " in served[0].command
     assert not (tmp_path / "out" / f"{first.name}.Modelfile").exists()
@@ -623,24 +623,24 @@ def test_a_wrong_file_gets_no_name(base, tmp_path, monkeypatch, where):
 def test_verify_finds_an_edit(base, tmp_path):
     out = tmp_path / "long.gguf"
     extend(base, out, method="llama3", hash=True)
-    assert verifying.verify(out, deep=True).passed
+    assert verification.verify(out, deep=True).passed
     whole, own = out.read_bytes(), read_gguf(out)
 
     def spoil(place):
         content = bytearray(whole)
         content[place] ^= 0x40
         out.write_bytes(content)
-        return verifying.verify(out, deep=True)
+        return verification.verify(out, deep=True)
 
     spoilt = spoil(own.data + own.tensor("rope_freqs.weight").offset + 7 * 4 + 2)
     assert [check.what for check in spoilt.failures()] == ["spectrum"]
     spoilt = spoil(own.data + own.tensor("output_norm.weight").offset)
     assert [check.what for check in spoilt.failures()] == ["tensors"]
     with pytest.raises(UsageError, match="--against"):
-        verifying.verify(out, against="ropext://demo")
+        verification.verify(out, against="ropext://demo")
     making.write(tmp_path / "other.gguf", "granite")  # has the same tensors
     with pytest.raises(UsageError, match="is a GGUF of granite, and"):
-        verifying.verify(out, against=str(tmp_path / "other.gguf"), deep=True)
+        verification.verify(out, against=str(tmp_path / "other.gguf"), deep=True)
 
 
 def test_force_spares_a_file_with_other_tensors_or_keys(base, tmp_path):
@@ -785,4 +785,4 @@ def test_verify_sees_that_another_number_of_pairs_turns(base, tmp_path):
     content = out.read_bytes().replace(b"llama.rope.dimension_count", b"llama.rope.dimension_c0unt")
     place = read_gguf(out).entries["llama.attention.head_count"].end - 4
     out.write_bytes(content[:place] + (2).to_bytes(4, "little") + content[place + 4 :])
-    assert "spectrum" in [check.what for check in verifying.verify(out).failures()]
+    assert "spectrum" in [check.what for check in verification.verify(out).failures()]

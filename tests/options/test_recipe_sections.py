@@ -10,7 +10,10 @@ from ropext.options.endpoint import ONLY
 from ropext.options.evaluate import Evaluate as EvaluationOptions
 from ropext.options.extend import Extend, Reach
 from ropext.options.fields import value_kind
-from ropext.options.recipe import (
+from ropext.options.training import Finetune as TrainingOptions
+from ropext.options.training import Fit
+from ropext.pipeline import job
+from ropext.pipeline.recipe import (
     SECTIONS,
     Recipe,
     RecipeSource,
@@ -19,9 +22,6 @@ from ropext.options.recipe import (
     parse,
     schema,
 )
-from ropext.options.training import Finetune as TrainingOptions
-from ropext.options.training import Fit
-from ropext.pipeline import job
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2}}
 OPTION_CLASSES = {

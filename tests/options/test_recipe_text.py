@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ropext.base.errors import InputError, UsageError
-from ropext.options.recipe import RecipeSource, make, parse, read_recipe
+from ropext.pipeline.recipe import RecipeSource, make, parse, read_recipe
 
 GOOD = """\
 # a comment

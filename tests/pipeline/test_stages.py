@@ -478,8 +478,8 @@ def test_a_training_starts_from_the_fit_if_there_is_one():
 
 
 def test_every_stage_of_a_recipe_has_its_kind_in_their_order():
-    from ropext.options.recipe import STAGES
     from ropext.pipeline.outcome import ReportStage
+    from ropext.pipeline.recipe import STAGES
 
     assert tuple(kind.name for kind in (*steps.STAGE_KINDS, ReportStage)) == STAGES
 

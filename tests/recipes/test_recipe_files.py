@@ -19,9 +19,9 @@ from ropext.base.errors import UsageError
 from ropext.cli.app import build
 from ropext.cli.recipes import header
 from ropext.files import inspecting
-from ropext.options.recipe import read_recipe, schema
 from ropext.pipeline import job
 from ropext.pipeline.public import run
+from ropext.pipeline.recipe import read_recipe, schema
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))

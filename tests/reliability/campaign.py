@@ -76,7 +76,7 @@ def tree(directory: Path) -> dict[str, str]:
 PRELOADED = (
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "peft", "transformers.trainer"),
     *("transformers.models.llama.modeling_llama", "peft.utils.transformers_weight_conversion"),
-    *("ropext.evaluation.evaluation", "ropext.proof.child", "ropext.training.finetune"),
+    *("ropext.evaluation.evaluation", "ropext.verifying.proof.child", "ropext.training.finetune"),
     *("ropext.training.fit", "ropext.results.report.tables"),
     *(
         "ropext.cli.app",

@@ -19,6 +19,7 @@ from ropext.base.lengths import (
 from ropext.results.measurement import MeasuredModel, Measurement, item_differences
 from ropext.results.metrics import ReadText, text_values
 from ropext.results.perplexity import (
+    ALL_TOKENS,
     Documents,
     EvaluationSettings,
     Reading,
@@ -27,7 +28,6 @@ from ropext.results.perplexity import (
 )
 from ropext.results.retrieval import ItemScore, heat_map_cells, retrieval_values, share_of_answers
 from ropext.results.rules import compare_text
-from ropext.results.scoring import ALL_TOKENS
 from ropext.results.values import Bootstrap, Value, wilson_share
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from ropext.base.errors import UsageError
 from ropext.options.evaluate import Evaluate
-from ropext.options.tasks import THIRTEEN
 from ropext.results.gates import Metrics, parse_gate
 from ropext.results.measurement import item_differences
 from ropext.results.model_index import _figures_of_metrics
@@ -23,6 +22,7 @@ from ropext.results.retrieval import (
     unmeasurable_tasks,
 )
 from ropext.results.values import Bootstrap, Value, wilson_share
+from ropext.tasks import THIRTEEN
 
 CONTEXT = 4096
 

@@ -17,7 +17,7 @@ import ropext
 from ropext.base.errors import UsageError
 from ropext.files.checkpoint import provenance
 from ropext.options.evaluate import Evaluate
-from ropext.options.recipe import read_recipe
+from ropext.pipeline.recipe import read_recipe
 from ropext.scaling import custom
 from ropext.scaling.rope import Rope
 

@@ -60,8 +60,9 @@ class Forked:
     be read while it runs, and it is killed as any process."""
 
     def __init__(self, call, folder, **variables):
-        for name in ("ropext.training.fit", "ropext.evaluation.evaluation", "ropext.proof.child",
-                     "peft", "transformers.models.llama.modeling_llama"):  # fmt: skip
+        for name in ("ropext.training.fit", "ropext.evaluation.evaluation",
+                     "ropext.verifying.proof.child", "peft",
+                     "transformers.models.llama.modeling_llama"):  # fmt: skip
             import_module(name)
         heard, said = os.pipe()
         self.pid = os.fork()

@@ -23,7 +23,7 @@ def here(job, directories, timeout, task, forward=True):
     import transformers
 
     from ropext.models.load import silenced
-    from ropext.proof import child
+    from ropext.verifying.proof import child
 
     job, found = json.loads(json.dumps(job)), []
     said = [*getLogger("transformers").handlers]  # nobody reads the fresh process's messages

@@ -9,10 +9,10 @@ import pytest
 from test_tasks import Characters, Pieces
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks import TASKS, THIRTEEN, find_task, named_tasks, passages
-from ropext.options.tasks.asking import TextRequest, match, sentences
-from ropext.options.tasks.item import NOUNS
-from ropext.options.tasks.passages import KnownAnswer
+from ropext.tasks import TASKS, THIRTEEN, find_task, named_tasks, passages
+from ropext.tasks.asking import TextRequest, match, sentences
+from ropext.tasks.item import NOUNS
+from ropext.tasks.passages import KnownAnswer
 
 WORDED = [task for task in TASKS if task.in_words]
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ropext.options.tasks.asking import TextRequest
-from ropext.options.tasks.needles import Needles
+from ropext.tasks.asking import TextRequest
+from ropext.tasks.needles import Needles
 
 PAGE = Path(__file__).parents[2] / "docs/reference/tasks.md"
 SAID = re.search(

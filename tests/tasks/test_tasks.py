@@ -5,10 +5,10 @@ import re
 import pytest
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks import TASKS as EVERY
-from ropext.options.tasks import copy as copying
-from ropext.options.tasks import find_task, mkey, noise, repetition, running_text
-from ropext.options.tasks.item import Template, derived_rng, drawn_from, holds_tokens
+from ropext.tasks import TASKS as EVERY
+from ropext.tasks import copy as copying
+from ropext.tasks import find_task, mkey, noise, repetition, running_text
+from ropext.tasks.item import Template, derived_rng, drawn_from, holds_tokens
 
 TASKS = [task for task in EVERY if not task.in_words]  # of ids; the others: test_asking.py
 DEPTHS = (0.0, 0.25, 0.5, 0.9, 1.0)

@@ -5,9 +5,9 @@ import pytest
 
 from ropext.base.errors import UsageError
 from ropext.evaluation.corpus import Document
-from ropext.options.tasks import mkey, repetition
-from ropext.options.tasks.item import NOUNS
 from ropext.options.training import Finetune
+from ropext.tasks import mkey, repetition
+from ropext.tasks.item import NOUNS
 from ropext.training.rows import ControlRows, FullRows, KeyRows, PoseRows, TrainingRows
 
 

@@ -25,13 +25,11 @@ from safetensors.torch import load_file
 from trained import count_training, train
 
 import ropext
-from ropext import verifying
 from ropext.base.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.base.jsontext import values_json
-from ropext.base.locks import lock_of
+from ropext.base.locks import lock_of, run_folder
 from ropext.base.narration import Call, Hooks, Pace
 from ropext.base.table import records
-from ropext.base.workdir import beside
 from ropext.cli.fit import show_counted
 from ropext.cli.output import Out
 from ropext.evaluation.forward import NanInLogits
@@ -44,6 +42,7 @@ from ropext.training import fit_report, report, tables, trainer, tuned_report
 from ropext.training.judge import training_numbers
 from ropext.training.request import TrainingRequest
 from ropext.training.result import Finetuned
+from ropext.verifying import verification
 
 pytestmark = pytest.mark.slow
 
@@ -387,7 +386,7 @@ def test_the_base_is_the_model_before_its_extension(tuned, base, stories):
 def test_the_merged_checkpoint_is_stock_verifies_and_keeps_config_ties_and_types(tuned, extended):
     _, output, _ = tuned
     assert (output / "config.json").read_bytes() == (extended / "config.json").read_bytes()
-    found = verifying.verify(output)
+    found = verification.verify(output)
     assert found.passed, found.failures()
     old, new = (load_file(folder / "model.safetensors") for folder in (extended, output))
     assert old.keys() == new.keys()
@@ -420,7 +419,7 @@ def test_the_same_training_into_its_output_was_done_before(
             asked(**options)
         return re.search(r"another finished finetune \(it differs in (.+)\)", str(refused.value))[1]
 
-    left = lock_of(beside(output))  # by a kill between the output's name and the clean-up
+    left = lock_of(run_folder(output))  # by a kill between the output's name and the clean-up
     left.write_bytes(b'{"ropext": "lock", "pid": 1')
     again = asked()
     assert again.is_from_before
@@ -463,7 +462,7 @@ def test_a_slim_output_is_the_merged_checkpoint_alone(tuned, extended, stories, 
     same = "model.safetensors"
     assert (tmp_path / "out" / same).read_bytes() == (whole / same).read_bytes()
     assert "has it unmerged" not in (tmp_path / "out/README.md").read_text("utf-8")
-    assert verifying.verify(tmp_path / "out").passed
+    assert verification.verify(tmp_path / "out").passed
 
 
 def test_record_and_card_tell_the_run(tuned, extended):

@@ -16,7 +16,6 @@ from test_finetune import RUN
 from trained import count_training, train
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
 
-from ropext import verifying
 from ropext.base.errors import InputError, Stopped, UsageError
 from ropext.base.narration import Call, Hooks
 from ropext.models.adapter import add_adapter
@@ -26,6 +25,7 @@ from ropext.training import learning, models, trainer, tuned_writing
 from ropext.training.finetune import prepare_finetune
 from ropext.training.origin import open_origin
 from ropext.training.report import TrainingSummary, passes_text
+from ropext.verifying import verification
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, storie
     assert changed == {
         name for name in old if "norm" in name or "q_proj" in name or "embed" in name
     }
-    assert verifying.verify(output).passed
+    assert verification.verify(output).passed
     # The adapter has them too: on the base in its folder, it is the merged model.
     base, merged = (AutoModelForCausalLM.from_pretrained(p) for p in (output / "base", output))
     ids = torch.arange(4, 60)[None]
@@ -138,7 +138,7 @@ def test_verify_holds_tied_weights_against_those_stored(extended, tmp_path):
             stored | {"lm_head.weight": other}, folder / "model.safetensors", {"format": "pt"}
         )
         (folder / "ropext.json").unlink(missing_ok=True)
-        checks = [c for c in verifying.verify(folder).checks if c.what == "tied weights"]
+        checks = [c for c in verification.verify(folder).checks if c.what == "tied weights"]
         assert [c.passed for c in checks] == ([] if passed else [False])
     assert "lm_head.weight and model.embed_tokens.weight" in checks[0].sentence
 

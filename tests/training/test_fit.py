@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from trained import count_training, train
 
 import ropext
-from ropext import verifying
 from ropext.base.errors import (
     InputError,
     NotExpressible,
@@ -36,6 +35,7 @@ from ropext.results.values import Value
 from ropext.training import data, fit, fit_report, models, trainer
 from ropext.training.fit_objective import FitObjective
 from ropext.training.tables import fit_table
+from ropext.verifying import verification
 
 pytestmark = pytest.mark.slow
 
@@ -153,7 +153,7 @@ def test_stock_transformers_builds_the_fitted_spectrum_from_the_written_config(f
     plain = 10000.0 ** (-np.arange(0, 32, 2) / 32)
     assert rotary.inv_freq.numpy() == pytest.approx(plain / done.pair_factors, rel=1e-6)
     assert rotary.attention_scaling == pytest.approx(done.attention_factor, rel=1e-6)
-    found = verifying.verify(output)
+    found = verification.verify(output)
     assert found.passed, found.failures()
 
 
@@ -244,7 +244,7 @@ def test_the_start_is_written_if_no_step_is_surely_better(tmp_path, monkeypatch)
     assert written == (yarn / "config.json").read_bytes()
     record = json.loads((tmp_path / "out" / "ropext.json").read_text())
     assert (record["method"], record["fit"]["kept"]) == ("yarn", "start")
-    assert verifying.verify(tmp_path / "out").passed
+    assert verification.verify(tmp_path / "out").passed
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +340,7 @@ def test_the_narrower_forms_are_written_by_their_own_keys(
     else:
         assert config["rope_theta"] == done.plan.knobs["theta"]
         assert done.attention_factor == 1
-    assert verifying.verify(tmp_path / "out").passed
+    assert verification.verify(tmp_path / "out").passed
 
 
 def test_a_loader_decides_which_factors_are_trained(base, stories):

@@ -113,21 +113,21 @@ def test_a_dry_run_counts_the_bytes_of_weights_and_of_the_optimisers_state(exten
 @pytest.mark.slow
 def test_a_fit_in_short_rows_is_written_and_proved(base, stories, tmp_path):
     """It never sees a row of the target's length, and is judged at its end alone."""
-    from ropext import verifying
+    from ropext.verifying import verification
 
     done = train("fit", base, str(stories), tmp_path / "out", **POSE | {"steps": 4})
     assert list(done.judgements) == [4]
     assert done.tokens == done.counted["tokens"] == 4 * 256
     assert len(done.by_step) == 4
-    assert verifying.verify(tmp_path / "out").passed
+    assert verification.verify(tmp_path / "out").passed
 
 
 @pytest.mark.slow
 def test_glued_documents_are_trained_on(base, extended, stories, tmp_path):
-    from ropext import verifying
+    from ropext.verifying import verification
 
     glued = {"packing": "glued", "steps": 2}
     train("fit", base, str(stories), tmp_path / "fit", **FIT | glued)
     train("finetune", extended, str(stories), tmp_path / "tuned", **RUN | glued)
     for name in ("fit", "tuned"):
-        assert verifying.verify(tmp_path / name).passed
+        assert verification.verify(tmp_path / name).passed

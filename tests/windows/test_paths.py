@@ -19,7 +19,7 @@ from ropext.base.narration import join_for_shells
 from ropext.base.systems import move
 from ropext.evaluation.corpus.sources import Source, read_documents
 from ropext.families import loaders
-from ropext.options.recipe import read_recipe
+from ropext.pipeline.recipe import read_recipe
 from ropext.results.gates import split_run_spec
 
 WORDS = ["plain", "two words", r"C:\my models\out", r"C:\R&D", "a,b", "x;y|z", "模型"]

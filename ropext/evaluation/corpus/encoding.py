@@ -178,7 +178,7 @@ class DocumentEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a part of a document or question without special tokens, as
-        `ropext.options.tasks` needs them."""
+        `ropext.tasks` needs them."""
         with tokenizer_panics_refused(self.tokenizer.name_or_path, "a text"):
             ids = list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         # The reader puts the BOS. It is removed from the ids of a template, never from its text:

@@ -1,10 +1,10 @@
 """Checkpoints on the disk: read a base's small files and headers, write an extended one.
 
-The order of the modules, from the bottom: foreign_parts, snapshot, hub, tokenizer, headers,
+The order of the modules, from the bottom: headers, snapshot, hub, tokenizer, values,
 weights, digests, staging, provenance, card, writing, push.
 """
 
-from ropext.files.checkpoint.foreign_parts import check_foreign_parts
+from ropext.families.config import check_foreign_parts
 from ropext.files.checkpoint.snapshot import (
     OTHER_SET,
     VARIANT,

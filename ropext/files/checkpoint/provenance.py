@@ -22,8 +22,7 @@ from ropext.base.inputs import is_plain_name
 from ropext.base.jsontext import Json, JsonObject, digest, dump, noun, read_object
 from ropext.base.narration import clean_command, scrub
 from ropext.families import Model, stock
-from ropext.families.config import named, shown
-from ropext.files.checkpoint.foreign_parts import check_foreign_parts
+from ropext.families.config import check_foreign_parts, named, shown
 from ropext.files.checkpoint.snapshot import Snapshot
 from ropext.files.checkpoint.staging import replace_file
 from ropext.files.checkpoint.weights import Count, WeightFile

@@ -17,8 +17,8 @@ from ropext.base.errors import InputError, UsageError
 from ropext.base.inputs import check_link, is_plain_name, read_bytes
 from ropext.base.jsontext import CONFIG_DEPTH_LIMIT, Json, parse_object, read_object
 from ropext.families import Model, stock
+from ropext.families.config import check_foreign_parts
 from ropext.families.model import Problem
-from ropext.files.checkpoint.foreign_parts import check_foreign_parts
 from ropext.files.checkpoint.headers import read_header
 from ropext.planning.carrier import Carrier
 from ropext.scaling.rope import CONFIG

@@ -8,18 +8,17 @@ from pathlib import Path
 
 from ropext.base.atomic import write_bytes
 from ropext.base.table import with_rows
-from ropext.options.tasks import is_in_words
 from ropext.results import BASE, rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
-from ropext.results.perplexity import EvaluationSettings, Reading
+from ropext.results.perplexity import EvaluationSettings, Reading, Span
 from ropext.results.report import html, plots, tables
 from ropext.results.report.gates import failed_gate_lines, gate_table
 from ropext.results.report.html import Page, Pictures
 from ropext.results.report.plots import Curve, LinePlot, Style
 from ropext.results.retrieval import HeatCell, heat_map_cells
-from ropext.results.scoring import Span
 from ropext.results.values import FEWEST_DOCUMENTS, Value
+from ropext.tasks import is_in_words
 
 Drawn = dict[str, tuple[str, bytes]]  # name of a picture -> caption, PNG
 PARTS = 4  # steps of an octave in the pictures

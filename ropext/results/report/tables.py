@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ropext.base.lengths import length_text
 from ropext.base.table import BLANK, Number, Table, with_rows
-from ropext.options.tasks import RULER, THIRTEEN, is_in_words
 from ropext.results import BASE, EXTENDED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.overlap import marked_name
@@ -26,6 +25,7 @@ from ropext.results.report.cells import (
 )
 from ropext.results.retrieval import FOUND, RULERS
 from ropext.results.values import Value
+from ropext.tasks import RULER, THIRTEEN, is_in_words
 
 NO_SCALING = "untouched (no scaling): the model before extension, beyond its context"
 MOST_RULER_COLUMNS = 3  # more of RULER's tasks share the column of their mean

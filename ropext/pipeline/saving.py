@@ -148,7 +148,7 @@ def save(
     def prove(folder: Path) -> JsonObject:
         """Compare the model that transformers builds from the saved directory with the patched
         model's plan."""
-        from ropext import proof  # late: reading a model proves nothing
+        from ropext.verifying import proof  # late: reading a model proves nothing
 
         own_code = type(live).__module__.startswith("transformers_modules.")  # and it runs already
         return proof.prove_plan(folder, made, config_before_patch(live), trust_remote_code=own_code)

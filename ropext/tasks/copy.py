@@ -7,7 +7,7 @@ fail at passkeys still give a signal here.
 import random
 from dataclasses import dataclass
 
-from ropext.options.tasks.item import (
+from ropext.tasks.item import (
     ATTEMPTS,
     Encoder,
     Haystack,

@@ -5,8 +5,8 @@ al. 2024) found that recall from many examples predicts use better than needles.
 here, so that no model can know a label but from the examples.
 """
 
-from ropext.options.tasks.asking import TaskWording, TextQuestion, TextRequest, worded_task
-from ropext.options.tasks.item import NOUNS
+from ropext.tasks.asking import TaskWording, TextQuestion, TextRequest, worded_task
+from ropext.tasks.item import NOUNS
 
 LABELS = 8
 ROOM = 8  # tokens of an answer: with more, a model could say every label

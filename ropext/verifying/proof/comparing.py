@@ -13,7 +13,7 @@ from ropext.scaling.rope import Positions, Site
 from ropext.scaling.tables import starts
 
 if TYPE_CHECKING:
-    from ropext.proof.answers import Built, BuiltAttention, BuiltRotary, ReadAnswer
+    from ropext.verifying.proof.answers import Built, BuiltAttention, BuiltRotary, ReadAnswer
 
 LISTED = 3  # names that a message shows of a longer list
 # Relative to a forward pass's largest output. Both models compute in the same order: mostly

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from ropext.base.jsontext import Json, JsonObject
-    from ropext.proof.answers import BuiltNumbers, Turning, TypeDescription
+    from ropext.verifying.proof.answers import BuiltNumbers, Turning, TypeDescription
 
 # Geometry, lengths and costs come from these keys.
 VALUES = (

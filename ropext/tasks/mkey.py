@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks.asking import (
+from ropext.tasks.asking import (
     TaskWithWording,
     TaskWording,
     TextQuestion,
@@ -18,7 +18,7 @@ from ropext.options.tasks.asking import (
     filler_sentences,
     with_needle_sentences,
 )
-from ropext.options.tasks.item import (
+from ropext.tasks.item import (
     ATTEMPTS,
     NOUNS,
     Encoder,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from ropext.base.jsontext import Json
-    from ropext.proof.answers import (
+    from ropext.verifying.proof.answers import (
         Built,
         BuiltAttention,
         BuiltBase,

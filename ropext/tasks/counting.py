@@ -11,14 +11,14 @@ import random
 import re
 import string
 
-from ropext.options.tasks.asking import (
+from ropext.tasks.asking import (
     TaskWording,
     TextQuestion,
     TextRequest,
     sentences,
     worded_task,
 )
-from ropext.options.tasks.item import NOUNS
+from ropext.tasks.item import NOUNS
 
 TEN = 10
 LONG = 4096

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from ropext.proof.answers import ComparedTensors
+    from ropext.verifying.proof.answers import ComparedTensors
 
     class StoredTensors(Protocol):
         """A file of safetensors."""

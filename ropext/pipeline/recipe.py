@@ -65,8 +65,8 @@ from ropext.options.fields import (
     wanted,
     wrong_value_message,
 )
-from ropext.options.tasks.own import with_place
 from ropext.options.training import Finetune, Fit, FitSettings
+from ropext.tasks.own import with_place
 
 PLAN = "plan"
 REPORT = "report"

@@ -8,14 +8,14 @@ import itertools
 import random
 import string
 
-from ropext.options.tasks.asking import (
+from ropext.tasks.asking import (
     TaskWording,
     TextQuestion,
     TextRequest,
     with_needle_sentences,
     worded_task,
 )
-from ropext.options.tasks.needles import NOISE
+from ropext.tasks.needles import NOISE
 
 HOPS = 4
 LETTERS = 5

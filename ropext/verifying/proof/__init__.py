@@ -1,4 +1,5 @@
-"""Build the written directory with upstream transformers and compare it with the plan.
+"""Build the written directory with stock transformers in a child process, and compare it with the
+plan.
 
 A fresh process that cannot import ropext (child.py) computes the numbers, and forward.py runs a
 small model in it. The comparison (comparing.py) takes plain numbers, so that this process imports
@@ -20,7 +21,8 @@ from ropext.base.jsontext import Json, JsonObject, dump, read_object
 from ropext.families import Model, stock
 from ropext.families.config import Dict, locate, parts
 from ropext.planning import ExtensionPlan
-from ropext.proof.comparing import (
+from ropext.scaling.rope import CONFIG, Positions
+from ropext.verifying.proof.comparing import (
     LISTED,
     ExpectedRotary,
     Proof,
@@ -29,10 +31,9 @@ from ropext.proof.comparing import (
     compare_distances,
     compare_tensors,
 )
-from ropext.scaling.rope import CONFIG, Positions
 
 if TYPE_CHECKING:
-    from ropext.proof.answers import Built, ChildJob, DirectoryJob, WantedNumbers
+    from ropext.verifying.proof.answers import Built, ChildJob, DirectoryJob, WantedNumbers
 
 __all__ = ["ExpectedRotary", "Proof", "compare"]
 

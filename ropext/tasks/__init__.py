@@ -1,5 +1,5 @@
-"""Define retrieval tasks, one file each: how an item is built from token ids, a length, depths and
-a seed.
+"""Define retrieval tasks, one file each: draw haystacks and questions, in token ids or in words,
+and match answers.
 
 Pure: a tokenizer comes in through `Encoder`, and the use of the items is not known here. A new task
 is one file and one entry in `TASKS`.
@@ -8,9 +8,9 @@ is one file and one entry in `TASKS`.
 from collections.abc import Sequence
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks import copy, counting, mkey, needles, passages, passkey, shots, tracking
-from ropext.options.tasks.asking import TaskWithWording, TaskWording
-from ropext.options.tasks.item import (
+from ropext.tasks import copy, counting, mkey, needles, passages, passkey, shots, tracking
+from ropext.tasks.asking import TaskWithWording, TaskWording
+from ropext.tasks.item import (
     MOST_ITEMS,
     Encoder,
     Haystack,
@@ -21,7 +21,7 @@ from ropext.options.tasks.item import (
     repetition,
     running_text,
 )
-from ropext.options.tasks.own import NAME, SUFFIX, OwnTask, own_task
+from ropext.tasks.own import NAME, SUFFIX, OwnTask, own_task
 
 TASKS: tuple[Task, ...] = (
     passkey.TASK,

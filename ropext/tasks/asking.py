@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks.item import (
+from ropext.tasks.item import (
     SENTENCES,
     Haystack,
     Item,
@@ -247,7 +247,7 @@ def worded_task(
 def sentences() -> tuple[str, ...]:
     """Return the sentences of Alice's Adventures in Wonderland (Carroll 1865, in the public
     domain), which surround the needles of a retrieval task."""
-    book = resources.files("ropext.options.tasks").joinpath("alice.txt")
+    book = resources.files("ropext.tasks").joinpath("alice.txt")
     return split_sentences(book.read_text("utf-8"))
 
 

@@ -8,7 +8,7 @@ import random
 import uuid
 from dataclasses import dataclass
 
-from ropext.options.tasks.asking import (
+from ropext.tasks.asking import (
     TaskWording,
     TextQuestion,
     TextRequest,
@@ -17,7 +17,7 @@ from ropext.options.tasks.asking import (
     with_needle_sentences,
     worded_task,
 )
-from ropext.options.tasks.item import NOUNS, SENTENCES, Task
+from ropext.tasks.item import NOUNS, SENTENCES, Task
 
 NOISE = " ".join(sentence.strip() for sentence in SENTENCES)
 DIGITS = 7

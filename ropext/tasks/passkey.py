@@ -6,7 +6,7 @@ the filler is cut by tokens and not by characters, and the depth is given rather
 
 import random
 
-from ropext.options.tasks.asking import (
+from ropext.tasks.asking import (
     TaskWithWording,
     TaskWording,
     TextQuestion,
@@ -14,7 +14,7 @@ from ropext.options.tasks.asking import (
     filler_sentences,
     with_needle_sentences,
 )
-from ropext.options.tasks.item import (
+from ropext.tasks.item import (
     ATTEMPTS,
     Encoder,
     Haystack,

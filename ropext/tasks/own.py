@@ -18,8 +18,8 @@ from ropext.base.errors import InputError, UsageError, class_name
 from ropext.base.inputs import check_names, from_home
 from ropext.base.jsontext import json_lines
 from ropext.base.lengths import length_text
-from ropext.options.tasks.asking import TextQuestion, match, text_span
-from ropext.options.tasks.item import Item, PromptEncoder, check_amount
+from ropext.tasks.asking import TextQuestion, match, text_span
+from ropext.tasks.item import Item, PromptEncoder, check_amount
 
 SUFFIX = ".jsonl"
 SHARED = 0.9  # of two inputs: from this share of a common beginning on, they are about one text

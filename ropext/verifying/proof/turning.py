@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from ropext.proof.answers import Turning
-    from ropext.proof.forward import SmallModel
+    from ropext.verifying.proof.answers import Turning
+    from ropext.verifying.proof.forward import SmallModel
 
     Arguments = tuple[object, ...]
     Keywords = dict[str, object]

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ropext.base.errors import UsageError
-from ropext.options.tasks.asking import (
+from ropext.tasks.asking import (
     TaskWording,
     TextQuestion,
     TextRequest,
     with_needle_sentences,
     worded_task,
 )
-from ropext.options.tasks.item import NOUNS, Task
+from ropext.tasks.item import NOUNS, Task
 
 ROOM = 32
 _FIRST_NAMES = """
