@@ -9,7 +9,7 @@ from pathlib import Path
 from peft import PeftModel
 from ropext.base.narration import Say
 from ropext.base.narration import Show
-from ropext.endpoint.beside import PlainServer
+from ropext.endpoint.plain_server import PlainServer
 from ropext.files.checkpoint.push import Pushed
 from ropext.files.inspecting.model import Inspection
 from ropext.files.schemes.inspection import PositionFacts

@@ -29,7 +29,7 @@ import ropext
 from ropext.base import bundled
 from ropext.base.errors import InputError, ProofFailed, Stopped
 from ropext.endpoint import server as ports
-from ropext.endpoint.cell import FORM
+from ropext.endpoint.issue_form import FORM
 from ropext.endpoint.logprobs import next_token, require_logprobs
 from ropext.verifying import server as endpoint
 from ropext.verifying.judging import Neighbour, judge_neighbour
@@ -466,7 +466,7 @@ def test_a_server_that_answers_nonsense(monkeypatch, models):
         ports.Server, "ask", lambda self, path: models if "models" in path else None
     )
     with pytest.raises(InputError, match="OpenAI-compatible"):
-        ports.served_model(server, "http://localhost:8000")
+        ports.model_and_limit(server, "http://localhost:8000")
 
 
 @contextmanager
@@ -540,7 +540,7 @@ HUGE = b"9" * 400
 )
 def test_a_model_list_of_nonsense_is_one_sentence(models, says):
     with answering(saying(models)) as server, pytest.raises(InputError, match=says) as caught:
-        ports.served_model(server, server.root)
+        ports.model_and_limit(server, server.root)
     assert len(str(caught.value)) < 400
 
 
@@ -572,7 +572,7 @@ def test_a_byte_now_and_then_ends_at_the_deadline_of_the_whole_answer(where):
     with answering(drip) as server:
         hasty = replace(server, deadline=1.0)
         with pytest.raises(InputError, match=r"no answer from the server .*within 1 second"):
-            ports.served_model(hasty, hasty.root)
+            ports.model_and_limit(hasty, hasty.root)
         with pytest.raises(Stopped, match=r"went away during a prompt of 1 tokens .*within 1 s"):
             next_token(hasty, "tiny", [3])
 

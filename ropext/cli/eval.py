@@ -114,7 +114,7 @@ def command(
             out.result("\n".join(lines), {"plan": lines} | plan.decides)
             return
         with stoppable() as stop:
-            done = ports.evaluate_port(plan, output, call_of(out, force=force, stop=stop))
+            done = ports.evaluate_server(plan, output, call_of(out, force=force, stop=stop))
         _print_measurement(out, done, gates, _printed_server(done), table_format)
         return
     if model is None:
@@ -174,10 +174,10 @@ def _printed_models(
 
 def _printed_server(done: "Measurement") -> PrintedMeasurement:
     """Return the tables and warnings of the server that --endpoint names."""
-    from ropext.endpoint import tables
+    from ropext.endpoint import report as endpoint_report
 
-    shown = tables.port_tables(done)
-    lines = tables.port_lines(done)
+    shown = endpoint_report.server_tables(done)
+    lines = endpoint_report.server_lines(done)
     lines += done.facts.warnings
     resumed = "{} questions were answered before and not asked again"
     return PrintedMeasurement(lines, shown, shown, resumed)

@@ -112,7 +112,7 @@ def command(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Check a directory or GGUF against its plan. Frequencies, config keys, lengths, weights."""
-    from ropext.endpoint.beside import PlainServer
+    from ropext.endpoint.plain_server import PlainServer
     from ropext.families import loaders
     from ropext.files import inspecting
     from ropext.results.report import text
@@ -145,9 +145,9 @@ def command(
     if plain is not None and fingerprint is not None:
         written["--fingerprint"] = fingerprint
     guard.check({"--against": against}, written)
-    beside = None
+    kept = None
     if plain or fingerprint:
-        beside = PlainServer(plain, fingerprint)
+        kept = PlainServer(plain, fingerprint)
     if fix:
         config, edits = verification.repair(directory, trust)
         out.say(text.config_diff(edits) or "every spelling is right already")
@@ -156,7 +156,7 @@ def command(
     server = None
     if endpoint is not None:
         kind = DTYPES.get(dtype, dtype)
-        server = verification.AskedServer(endpoint, beside, tolerance, kind, device, say=out.say)
+        server = verification.AskedServer(endpoint, kept, tolerance, kind, device, say=out.say)
     result = verification.check_directory(
         directory,
         against=against,
@@ -191,7 +191,7 @@ def _issue_form(directory: str, endpoint: str, result: "Verification") -> str:
     from ropext import families
     from ropext.base.jsontext import read_object
     from ropext.cli.versions import version_lines
-    from ropext.endpoint.cell import filled, program_at
+    from ropext.endpoint.issue_form import filled_issue_form, program_at
     from ropext.files.inspecting import open_model
     from ropext.verifying.endpoint import ENDPOINT
 
@@ -206,4 +206,5 @@ def _issue_form(directory: str, endpoint: str, result: "Verification") -> str:
     state = {True: "as planned", False: "otherwise than planned", None: "not known"}[check.passed]
     sentence = check.unnamed or check.sentence
     versions = "\n".join(version_lines(verbose=True))
-    return filled(program_at(endpoint), model.text_type, form, f"{state}: {sentence}", versions)
+    program = program_at(endpoint)
+    return filled_issue_form(program, model.text_type, form, f"{state}: {sentence}", versions)

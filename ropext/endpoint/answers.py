@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ropext.endpoint.counting import Counting
-from ropext.endpoint.port import Port, Reply
 from ropext.endpoint.questions import Question
+from ropext.endpoint.remote_model import RemoteModel, Reply
 from ropext.results.retrieval import FOUND, MISSED, NO_ANSWER, REFUSED, ItemScore
 from ropext.tasks.asking import match
 
@@ -57,14 +57,14 @@ class Answer:
         return share
 
 
-def answer_of(port: Port, question: Question) -> Answer:
+def answer_of(served: RemoteModel, question: Question) -> Answer:
     """Return a server's answer to a question. A model that spent its tokens on thinking gets the
     question once more, with more tokens."""
-    text = question.prompt(port.api)
-    reply = port.ask(text, question.room)
+    text = question.prompt(served.api)
+    reply = served.ask(text, question.room)
     score = _reply_score(question, reply)
     if reply.ran_out and score < 1 and (reply.has_thought or not reply.said):
-        longer = port.ask(text, max(GROWN * question.room, LEAST_GROWN))
+        longer = served.ask(text, max(GROWN * question.room, LEAST_GROWN))
         if not longer.error:
             reply = longer
     return judged_reply(question, reply)
@@ -134,9 +134,9 @@ def truncated_by_usage(
         missed = [answer for answer in group if answer.outcome == MISSED]
         if not all(_is_read_whole(answer, counting, error or 0.0) for answer in missed):
             unknown.append(length)
-        told = [answer.error for answer in group if answer.error is not None]
-        if told:
-            error = max(told)
+        errors = [answer.error for answer in group if answer.error is not None]
+        if errors:
+            error = max(errors)
     return TruncatedLengths(reasons, unknown)
 
 

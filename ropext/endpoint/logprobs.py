@@ -87,7 +87,7 @@ def next_token(server: Server, model: str, ids: Sequence[int]) -> Pairs:
         raise ProofFailed(
             f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {status}: {reason})"
         )
-    return top_logprobs(server.parsed("/v1/completions", answer))
+    return top_logprobs(server.parse_answer("/v1/completions", answer))
 
 
 def no_logprobs_error(server: Server, some: str = "no log-probabilities") -> InputError:

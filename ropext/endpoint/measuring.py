@@ -28,11 +28,11 @@ from ropext.endpoint.answers import (
     truncated_by_usage,
 )
 from ropext.endpoint.counting import Count
-from ropext.endpoint.losses import Ids
-from ropext.endpoint.plan import CUT, PORT, PortPlan
-from ropext.endpoint.port import Port
+from ropext.endpoint.perplexity import Ids
+from ropext.endpoint.plan import CUT, SERVER, ServerPlan
 from ropext.endpoint.questions import Question, build, counts_of, cut, truncate_together
-from ropext.endpoint.shares import Scores, port_numbers
+from ropext.endpoint.remote_model import RemoteModel
+from ropext.endpoint.shares import Scores, numbers_of_answers
 from ropext.results import BASE, EXTENDED, rundir
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.numbers import EvaluationFacts, ModelSource
@@ -51,7 +51,7 @@ UNSEEN = (
 PROBE = 512  # tokens of a prompt whose speed gives an estimate
 LEAST_ESTIMATED = 32_768  # tokens; fewer are soon read
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is answered)"
-KINDS = {PORT: EXTENDED, CUT: CUT, BASE: BASE}  # of rows
+KINDS = {SERVER: EXTENDED, CUT: CUT, BASE: BASE}  # of rows
 
 
 @contextmanager
@@ -64,8 +64,8 @@ def _answers_folder(output: Path | None) -> Iterator[Path]:
         yield Path(room) / "run"
 
 
-def measure_port(
-    plan: PortPlan,
+def measure_server(
+    plan: ServerPlan,
     output: Path | None = None,
     call: Call = NOBODY,
     report: Callable[[Measurement], None] = lambda run: None,
@@ -78,35 +78,35 @@ def measure_port(
             _refuse_another_identity(plan, place)
         with place.claimed(call.force, say=call.hooks.say):
             counts = counts_of(plan.wanted, plan.counting)
-            run = PortRun(plan, counts, place.folder, call.hooks, output, call.force)
-            done = replace(_measure_server(run), path=output)
+            run = ServerRun(plan, counts, place.folder, call.hooks, output, call.force)
+            done = replace(_measure_rows(run), path=output)
             if output is not None:
                 report(done)
     return done
 
 
-def _refuse_another_identity(plan: PortPlan, place: Workdir) -> None:
+def _refuse_another_identity(plan: ServerPlan, place: Workdir) -> None:
     """Raise OutputExists if the answers in a folder are of a model that the same server described
     differently."""
     manifest = workdir.read(place.folder)
     if manifest is None or manifest["command"] != place.command:
         return
-    for name, port in (("endpoint", plan.port), ("plain", plan.plain)):
+    for name, served in (("endpoint", plan.served), ("plain", plan.plain)):
         before = manifest["decides"].get(name)
-        if port is None or not isinstance(before, dict) or before["url"] != port.server.root:
+        if served is None or not isinstance(before, dict) or before["url"] != served.server.root:
             continue
-        now = port.identity
+        now = served.identity
         for key in workdir.differences(before, now):
             said = f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
-            raise OutputExists(f"{port.server.root}: {ANOTHER} ({said})")
+            raise OutputExists(f"{served.server.root}: {ANOTHER} ({said})")
 
 
 @dataclass(frozen=True)
-class PortRun:
+class ServerRun:
     """An evaluation of a server that has begun: its plan, how its prompts are counted, the folder
     with its questions and answers, and the listener."""
 
-    plan: PortPlan
+    plan: ServerPlan
     counts: Mapping[str, Count]  # by task
     folder: Path
     hooks: Hooks
@@ -129,18 +129,18 @@ class PortRun:
         )
 
 
-def _measure_server(run: PortRun) -> Measurement:
+def _measure_rows(run: ServerRun) -> Measurement:
     """Return the measurement of a server: questions, answers, then the numbers of all rows."""
     plan = run.plan
     questions, remarks = _planned_questions(run)
-    rows = _port_rows(run, questions)
+    rows = _server_rows(run, questions)
     _refuse_another_model(run, rows)
     _say_dates_of_answers(run, rows)
     resumed = _ask_questions(run, rows) + _read_texts(run)
     items = dict[str, Scores]()
     for label, row in rows.items():
-        truncated = truncated_by_usage(row.answers_by_length(), plan.counting, row.port.limit)
-        if label == PORT:
+        truncated = truncated_by_usage(row.answers_by_length(), plan.counting, row.served.limit)
+        if label == SERVER:
             truncated = _tested_by_first_words(run, row, truncated)
             remarks += [UNSEEN.format(length=length_text(length)) for length in truncated.unknown]
         items[label] = _scored_answers(row, truncated.reasons)
@@ -148,7 +148,7 @@ def _measure_server(run: PortRun) -> Measurement:
     return replace(rundir.read_unchecked_run(run.folder), resumed=resumed)
 
 
-def _planned_questions(run: PortRun) -> tuple[list[Question], list[str]]:
+def _planned_questions(run: ServerRun) -> tuple[list[Question], list[str]]:
     """Return all questions to a server, and the reasons why some cannot be built."""
     questions = list[Question]()
     remarks = list[str]()
@@ -170,7 +170,7 @@ class AskedQuestion:
 
     question: Question  # as it is identified
     put: Question  # as the server gets it: its text may be truncated
-    port: Port
+    served: RemoteModel
     store: Store
 
     @property
@@ -194,7 +194,7 @@ class AskedQuestion:
 
     def ask(self) -> Answer:
         """Send the question to the server, and return its answer."""
-        return answer_of(self.port, self.put)
+        return answer_of(self.served, self.put)
 
     def keep(self, answer: Answer) -> None:
         """Write an answer of the server."""
@@ -202,10 +202,10 @@ class AskedQuestion:
 
 
 @dataclass(frozen=True)
-class PortRow:
+class ServerRow:
     """One row of the result: a server, its questions and the place of the answers."""
 
-    port: Port
+    served: RemoteModel
     store: Store
     asked: Sequence[AskedQuestion]
 
@@ -228,26 +228,26 @@ class PortRow:
         return bool(again) and all(one.ask().said != one.kept_answer().said for one in again)
 
 
-def _port_rows(run: PortRun, questions: Sequence[Question]) -> dict[str, PortRow]:
+def _server_rows(run: ServerRun, questions: Sequence[Question]) -> dict[str, ServerRow]:
     """Return the server's row, and a row with the same questions truncated to the trained
     window. If one server gets both, a question that is not truncated has one answer."""
     plan = run.plan
-    store = run.store(PORT)
-    asked = [AskedQuestion(question, question, plan.port, store) for question in questions]
-    rows = {PORT: PortRow(plan.port, store, asked)}
+    store = run.store(SERVER)
+    asked = [AskedQuestion(question, question, plan.served, store) for question in questions]
+    rows = {SERVER: ServerRow(plan.served, store, asked)}
     if plan.window is None or not questions:
         return rows
-    port = plan.plain or plan.port
+    served = plan.plain or plan.served
     cut_store = run.store(CUT)
     shorter = list[AskedQuestion]()
     for question, put in truncate_together(questions, run.counts, plan.window[0], plan.wanted.api):
         is_shared = plan.plain is None and put is question
-        shorter.append(AskedQuestion(question, put, port, store if is_shared else cut_store))
-    rows[CUT] = PortRow(port, cut_store, shorter)
+        shorter.append(AskedQuestion(question, put, served, store if is_shared else cut_store))
+    rows[CUT] = ServerRow(served, cut_store, shorter)
     return rows
 
 
-def _refuse_another_model(run: PortRun, rows: Mapping[str, PortRow]) -> None:
+def _refuse_another_model(run: ServerRun, rows: Mapping[str, ServerRow]) -> None:
     """Raise OutputExists if a server gives other answers than the kept ones; with --force, remove
     the kept ones."""
     for label, row in rows.items():
@@ -255,11 +255,11 @@ def _refuse_another_model(run: PortRun, rows: Mapping[str, PortRow]) -> None:
         if is_asked_already or not row.is_of_another_model():
             continue
         if not run.force:
-            raise OutputExists(f"{row.port.server.root}: {ANOTHER} (no kept answer is its own)")
+            raise OutputExists(f"{row.served.server.root}: {ANOTHER} (no kept answer is its own)")
         workdir.remove(run.folder, lambda name: not name.startswith(STORES))
 
 
-def _say_dates_of_answers(run: PortRun, rows: Mapping[str, PortRow]) -> None:
+def _say_dates_of_answers(run: ServerRun, rows: Mapping[str, ServerRow]) -> None:
     """Say the dates of a server's kept answers, which are used again."""
     dates = set[str]()
     for row in rows.values():
@@ -268,7 +268,7 @@ def _say_dates_of_answers(run: PortRun, rows: Mapping[str, PortRow]) -> None:
         run.hooks.say(f"answers of {' to '.join(sorted({min(dates), max(dates)}))} are reused")
 
 
-def _estimated_time(run: PortRun, waiting: Sequence[AskedQuestion]) -> str:
+def _estimated_time(run: ServerRun, waiting: Sequence[AskedQuestion]) -> str:
     """Return an estimate of the time for the questions from short prompts to the server; "" if they
     are few.
 
@@ -291,7 +291,7 @@ def _estimated_time(run: PortRun, waiting: Sequence[AskedQuestion]) -> str:
     for tokens, room in ((PROBE // 2, 1), (PROBE, 1), (PROBE, put.room)):
         shorter = cut(put, run.counts[put.task], tokens + put.room, api)
         begun = time.monotonic()
-        reply = first.port.ask(shorter.prompt(api), room)
+        reply = first.served.ask(shorter.prompt(api), room)
         took.append(time.monotonic() - begun)
         counted = max(shorter.counted, 1)
         if reply.error:
@@ -302,7 +302,7 @@ def _estimated_time(run: PortRun, waiting: Sequence[AskedQuestion]) -> str:
     return f", about {least} to {most} by the speed of short prompts"
 
 
-def _ask_questions(run: PortRun, rows: Mapping[str, PortRow]) -> int:
+def _ask_questions(run: ServerRun, rows: Mapping[str, ServerRow]) -> int:
     """Ask a server every question that no file answers yet; return how many were answered before.
 
     A question that the server refused while others ran is sent once more alone: the slots of
@@ -341,7 +341,7 @@ def _ask_questions(run: PortRun, rows: Mapping[str, PortRow]) -> int:
     return there
 
 
-def _read_texts(run: PortRun) -> int:
+def _read_texts(run: ServerRun) -> int:
     """Ask a server for the losses of texts that no file holds yet; return how many were there."""
     reads = run.plan.reads
     if reads is None:
@@ -378,7 +378,7 @@ class Requests:
     estimate: str = ""  # of the time
 
 
-def _send_requests(run: PortRun, work: Requests, parallel: int) -> None:
+def _send_requests(run: ServerRun, work: Requests, parallel: int) -> None:
     """Send `parallel` requests to a server at a time; Ctrl-C ends the work after the running
     ones."""
     hooks = run.hooks
@@ -412,7 +412,7 @@ def _send_requests(run: PortRun, work: Requests, parallel: int) -> None:
 
 
 def _tested_by_first_words(
-    run: PortRun, row: PortRow, truncated: TruncatedLengths
+    run: ServerRun, row: ServerRow, truncated: TruncatedLengths
 ) -> TruncatedLengths:
     """Return the truncated lengths, after a test of each length whose usage does not show whether
     the server truncated it.
@@ -441,7 +441,7 @@ def _tested_by_first_words(
     return TruncatedLengths(reasons, unknown)
 
 
-def _repeats_first_word(run: PortRun, row: PortRow, question: Question, length: int) -> bool:
+def _repeats_first_word(run: ServerRun, row: ServerRow, question: Question, length: int) -> bool:
     """Return True if the server repeats the first word of a text of this length."""
     name = f"first-word-{length}.json"
     if not row.store.has(name):
@@ -450,7 +450,7 @@ def _repeats_first_word(run: PortRun, row: PortRow, question: Question, length: 
     return bool(row.store.get(name)["repeated"])
 
 
-def _answer_about_first_word(run: PortRun, question: Question, length: int) -> dict[str, Any]:
+def _answer_about_first_word(run: ServerRun, question: Question, length: int) -> dict[str, Any]:
     """Ask a server for the first word of a text of this length; return the word, the answer, and
     whether it has the word."""
     wanted = run.plan.wanted
@@ -462,11 +462,11 @@ def _answer_about_first_word(run: PortRun, question: Question, length: int) -> d
         f"{shorter.asked.instruction}{shorter.asked.text}\n\n"
         "What is the first word of this message?"
     )
-    reply = run.plan.port.ask(text, question.room)
+    reply = run.plan.served.ask(text, question.room)
     return {"word": word, "said": reply.said, "repeated": word in reply.said.lower()}
 
 
-def _scored_answers(row: PortRow, reasons: Mapping[int, str]) -> list[tuple[ItemScore, Answer]]:
+def _scored_answers(row: ServerRow, reasons: Mapping[int, str]) -> list[tuple[ItemScore, Answer]]:
     """Return the score of a server's answer to every question. If it truncated a length, it
     truncated all its prompts, except refused ones."""
     out = list[tuple[ItemScore, Answer]]()
@@ -480,20 +480,20 @@ def _scored_answers(row: PortRow, reasons: Mapping[int, str]) -> list[tuple[Item
 
 
 def _measured_models(
-    run: PortRun, rows: Mapping[str, PortRow], items: Mapping[str, Scores]
+    run: ServerRun, rows: Mapping[str, ServerRow], items: Mapping[str, Scores]
 ) -> dict[str, MeasuredModel]:
     """Return the numbers of a server's answers, and of its losses of texts, by row."""
     plan = run.plan
-    ports = {label: row.port for label, row in rows.items()}
+    sources = {label: row.served for label, row in rows.items()}
     if plan.plain is not None:
-        ports[BASE] = plan.plain
-    numbers = {label: port_numbers(scores) for label, scores in items.items()}
+        sources[BASE] = plan.plain
+    numbers = {label: numbers_of_answers(scores) for label, scores in items.items()}
     passes = dict[str, dict[str, int]]()
     if plan.reads is not None:
         stores = {label: run.store(label) for label in plan.text_labels}
         for label, read in plan.reads.numbers(stores).items():
             passes[label] = plan.reads.regimes(label)
-            own = numbers.get(label) or port_numbers(())
+            own = numbers.get(label) or numbers_of_answers(())
             metrics = {**own.metrics, **read.metrics}
             numbers[label] = replace(
                 own, metrics=metrics, positions=read.positions, verdicts=read.verdicts
@@ -501,8 +501,8 @@ def _measured_models(
     models = dict[str, MeasuredModel]()
     for label, of_row in numbers.items():
         source = ModelSource(
-            model=ports[label].model,
-            target=ports[label].limit,
+            model=sources[label].model,
+            target=sources[label].limit,
             store=run.store(label).file().name,
             passes=passes.get(label, {}),
         )
@@ -512,15 +512,15 @@ def _measured_models(
 
 
 def _write_results(
-    run: PortRun, models: Mapping[str, MeasuredModel], remarks: Sequence[str]
+    run: ServerRun, models: Mapping[str, MeasuredModel], remarks: Sequence[str]
 ) -> None:
     """Write documents, answers and results of a server, as every evaluation does."""
     plan = run.plan
     endpoint = {
-        "url": plan.port.server.root,
-        "model": plan.port.model,
-        "limit": plan.port.limit,
-        "api": plan.port.api,
+        "url": plan.served.server.root,
+        "model": plan.served.model,
+        "limit": plan.served.limit,
+        "api": plan.served.api,
         "counted_by": plan.counting.how,
         "window": plan.window and plan.window[0],
         "window_from": plan.window and plan.window[1],

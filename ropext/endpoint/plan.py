@@ -12,12 +12,11 @@ from ropext.base.lengths import doubling_grid, lengths_text, tail_tokens
 from ropext.base.narration import clean_command
 from ropext.base.workdir import Workdir
 from ropext.endpoint.counting import Counting, counting_of
-from ropext.endpoint.losses import TokenLosses, losses_of
-from ropext.endpoint.port import Port
+from ropext.endpoint.perplexity import ServerTexts, TextPlan, TokenLosses, losses_of
 from ropext.endpoint.questions import WantedQuestions, sentences_of
-from ropext.endpoint.server import identity_of, served_model, server_at
+from ropext.endpoint.remote_model import RemoteModel
+from ropext.endpoint.server import identity_of, model_and_limit, server_at
 from ropext.endpoint.shares import ENOUGH, deciding_questions
-from ropext.endpoint.texts import PortTexts, TextPlan
 from ropext.endpoint.window import trained_window
 from ropext.files.checkpoint.provenance import installed
 from ropext.options.endpoint import EndpointOptions
@@ -28,7 +27,7 @@ from ropext.results.values import Bootstrap
 from ropext.tasks import OwnTask, find_task
 from ropext.tasks.own import OwnQuestion, read_questions
 
-PORT = "port"
+SERVER = "port"
 CUT = "cut"  # the two rows
 KIB = 1024
 SHORTEST = 1024  # length, if nothing states the window
@@ -41,12 +40,12 @@ NO_LOSSES = (
 
 
 @dataclass(frozen=True)
-class PortPlan:
+class ServerPlan:
     """Everything that is decided before the first question."""
 
     options: EndpointOptions
-    port: Port
-    plain: Port | None
+    served: RemoteModel
+    plain: RemoteModel | None
     counting: Counting
     window: tuple[int, str] | None
     wanted: WantedQuestions
@@ -59,7 +58,7 @@ class PortPlan:
     def labels(self) -> tuple[str, ...]:
         """Return the labels of the rows to measure: the server, the truncated questions, the
         base."""
-        labels = [PORT]
+        labels = [SERVER]
         if self.window is not None:
             labels.append(CUT)
         if BASE in self.text_labels:
@@ -72,8 +71,8 @@ class PortPlan:
         if self.reads is None:
             return ()
         if self.reads.base is None:
-            return (PORT,)
-        return (PORT, BASE)
+            return (SERVER,)
+        return (SERVER, BASE)
 
     @property
     def context(self) -> int:
@@ -105,7 +104,7 @@ class PortPlan:
             further["own_questions_sha256"] = digest(own)
         return {
             "schema": SCHEMA,
-            "endpoint": self.port.identity,
+            "endpoint": self.served.identity,
             "plain": plain and plain.identity,
             "settings": self.options.deciding(NUMBERS),
             "lengths": list(self.wanted.lengths),
@@ -121,24 +120,25 @@ class PortPlan:
         """Return the folder of an evaluation of a server."""
         about = {
             "words": list(clean_command(command)),
-            "names": self.options.deciding(CONTENT, NEUTRAL) | {"models": {PORT: self.port.model}},
+            "names": self.options.deciding(CONTENT, NEUTRAL)
+            | {"models": {SERVER: self.served.model}},
         }
         return Workdir(output, "eval", self.decides, about)
 
 
-def prepare_port(options: EndpointOptions, model: str | None, texts: Sequence[str]) -> PortPlan:
+def plan_server(options: EndpointOptions, model: str | None, texts: Sequence[str]) -> ServerPlan:
     """Return the plan for the evaluation of a server: query the servers, and decide lengths and
     questions."""
     url = options.endpoint or ""
-    port = _served_port(url, options, model)
-    plain: Port | None = None
+    served = _remote_model_at(url, options, model)
+    plain: RemoteModel | None = None
     if options.plain is not None:
-        plain = _served_port(options.plain, options, None)
+        plain = _remote_model_at(options.plain, options, None)
     window = trained_window(options.context, options.against)
     losses: TokenLosses | None = None
     if options.reads_text:
-        losses = losses_of(port)
-    lengths = lengths_of(options, port, window and window[0], room=ROOM * (losses is not None))
+        losses = losses_of(served)
+    lengths = lengths_of(options, served, window and window[0], room=ROOM * (losses is not None))
     hay: tuple[str, ...] = ()
     if options.haystack == "text":
         hay = sentences_of(texts)
@@ -157,14 +157,14 @@ def prepare_port(options: EndpointOptions, model: str | None, texts: Sequence[st
         hay,
         own,
     )
-    counting = counting_of(port, options.tokenizer)
-    plan = PortPlan(options, port, plain, counting, window, wanted, tuple(texts), losses)
+    counting = counting_of(served, options.tokenizer)
+    plan = ServerPlan(options, served, plain, counting, window, wanted, tuple(texts), losses)
     if options.reads_text and losses is None:
-        plan = replace(plan, remarks=(NO_LOSSES.format(port.server.root),))
+        plan = replace(plan, remarks=(NO_LOSSES.format(served.server.root),))
     return plan
 
 
-def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
+def reading_texts(plan: ServerPlan, texts: ServerTexts) -> ServerPlan:
     """Return the plan with texts whose losses the server returns. The server of the unscaled model
     reads them through the short window, if it can."""
     assert plan.losses is not None
@@ -181,7 +181,7 @@ def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
     return replace(plan, reads=reads, remarks=remarks)
 
 
-def _no_base_reason(plan: PortPlan) -> str | None:
+def _no_base_reason(plan: ServerPlan) -> str | None:
     """Return why no server of the unscaled model reads the texts through the short window; None if
     one can."""
     if plan.window is None:
@@ -201,35 +201,36 @@ def _no_base_reason(plan: PortPlan) -> str | None:
     return None
 
 
-def _served_port(url: str, options: EndpointOptions, model: str | None) -> Port:
+def _remote_model_at(url: str, options: EndpointOptions, model: str | None) -> RemoteModel:
     """Return the server at a URL with the model that it serves."""
     server = replace(server_at(url), deadline=float(options.deadline))
-    name, limit = served_model(server, url, model)
-    told = identity_of(server, name)
-    return Port(server, name, limit, options.api, options.template_args, told)
+    name, limit = model_and_limit(server, url, model)
+    properties = identity_of(server, name)
+    return RemoteModel(server, name, limit, options.api, options.template_args, properties)
 
 
 def lengths_of(
-    options: EndpointOptions, port: Port, window: int | None, room: int = 0
+    options: EndpointOptions, served: RemoteModel, window: int | None, room: int = 0
 ) -> tuple[int, ...]:
     """Return the lengths of the prompts for a server: --lengths, or lengths that double up to the
     server's limit. For texts, `room` tokens of the limit are left for the generated ones."""
     if options.lengths:
-        if port.limit is not None and options.lengths[-1] + room > port.limit and room:
+        if served.limit is not None and options.lengths[-1] + room > served.limit and room:
             raise UsageError(
-                f"{port.server.root} takes {port.limit} tokens, and a text is read with one more "
-                f"that is generated: give --lengths below {port.limit}, or start it with more"
+                f"{served.server.root} takes {served.limit} tokens, and a text is read with one "
+                f"more that is generated: give --lengths below {served.limit}, or start it with "
+                "more"
             )
         return options.lengths
-    if port.limit is None:
+    if served.limit is None:
         raise UsageError(
-            f"{port.server.root} does not say how many tokens it takes: give --lengths, such as "
+            f"{served.server.root} does not say how many tokens it takes: give --lengths, such as "
             "4k,8k,16k"
         )
     if options.quick:
-        return quick_lengths(window, port.limit - room)
-    grid = doubling_grid(window or min(4 * SHORTEST, port.limit), port.limit)
-    return tuple(length for length in grid if length + room <= port.limit)[-MOST_LENGTHS:]
+        return quick_lengths(window, served.limit - room)
+    grid = doubling_grid(window or min(4 * SHORTEST, served.limit), served.limit)
+    return tuple(length for length in grid if length + room <= served.limit)[-MOST_LENGTHS:]
 
 
 def quick_lengths(window: int | None, limit: int) -> tuple[int, ...]:
@@ -245,14 +246,14 @@ def quick_lengths(window: int | None, limit: int) -> tuple[int, ...]:
     return shortest, middle, limit
 
 
-def plan_lines(plan: PortPlan) -> list[str]:
+def plan_lines(plan: ServerPlan) -> list[str]:
     """Return sentences about the questions that a server will get and how many could decide."""
-    port = plan.port
+    served = plan.served
     limit = "no stated limit"
-    if port.limit is not None:
-        limit = f"a limit of {port.limit} tokens"
+    if served.limit is not None:
+        limit = f"a limit of {served.limit} tokens"
     lines = [
-        f"{port.server.root} serves {port.model} with {limit}; prompts are counted by "
+        f"{served.server.root} serves {served.model} with {limit}; prompts are counted by "
         f"{plan.counting.how}"
     ]
     if plan.wanted.bundled:
@@ -280,7 +281,7 @@ def plan_lines(plan: PortPlan) -> list[str]:
     return lines
 
 
-def _questions_line(plan: PortPlan) -> str:
+def _questions_line(plan: ServerPlan) -> str:
     """Return the sentence about the number of questions to a server and their tokens."""
     wanted = plan.wanted
     at_each = sum(

@@ -68,12 +68,12 @@ class Server:
     def ask(self, path: str, question: JsonObject | None = None) -> dict[str, Json] | None:
         """Return the JSON object that a path of the server answers, or None if the server lacks
         the path or refuses the request."""
-        status, body = self.patiently(path, question)
+        status, body = self.call_patiently(path, question)
         if status >= 400:
             return None
-        return self.parsed(path, body)
+        return self.parse_answer(path, body)
 
-    def patiently(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
+    def call_patiently(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
         """Return the status and the body of a server's answer; wait for a server that is busy or
         still loads its model."""
         end = monotonic() + self.patience
@@ -85,7 +85,7 @@ class Server:
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def parsed(self, path: str, body: bytes) -> dict[str, Json]:
+    def parse_answer(self, path: str, body: bytes) -> dict[str, Json]:
         """Return the JSON object in a server's answer."""
         return parse_object(body, f"--endpoint {self.root}: the answer of {path}")
 
@@ -159,7 +159,7 @@ def server_at(url: str) -> Server:
     return Server(url.rstrip("/").removesuffix("/v1"), os.environ.get(KEY))
 
 
-def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[str, int | None]:
+def model_and_limit(server: Server, url: str, wanted: str | None = None) -> tuple[str, int | None]:
     """Return the served model's name and the server's context limit. If there are several models,
     it is the wanted one, else the first."""
     try:
@@ -199,7 +199,7 @@ def _model_entry(models: Json, wanted: str | None, url: str) -> Json:
 def require_server(url: str) -> None:
     """Raise if no server answers at a URL, before anything is opened or loaded."""
     hasty = replace(server_at(url), deadline=FIRST_TIMEOUT, patience=0.0)
-    served_model(hasty, url)
+    model_and_limit(hasty, url)
 
 
 def _context_limit(server: Server, entry: JsonObject) -> Json:
@@ -238,16 +238,16 @@ def identity_of(server: Server, model: str) -> dict[str, Json]:
     `created` and `permission` of /v1/models are left out: servers make new ones for each request.
     """
     listed = (server.ask("/v1/models") or {}).get("data")
-    told = dict[str, Json]()
+    properties = dict[str, Json]()
     for entry in listed if isinstance(listed, list) else []:
         if isinstance(entry, dict) and entry.get("id") == model:
-            told |= {name: entry[name] for name in OF_A_MODEL if name in entry}
+            properties |= {name: entry[name] for name in OF_A_MODEL if name in entry}
     props = server.ask("/props") or {}  # llama-server
-    told |= {name: props[name] for name in OF_LLAMA_SERVER if name in props}
-    meta = told.pop("meta", None)
+    properties |= {name: props[name] for name in OF_LLAMA_SERVER if name in props}
+    meta = properties.pop("meta", None)
     if isinstance(meta, dict):
-        told |= {f"meta: {name}": value for name, value in meta.items()}
-    return {name: _short_property(value) for name, value in told.items() if value is not None}
+        properties |= {f"meta: {name}": value for name, value in meta.items()}
+    return {name: _short_property(value) for name, value in properties.items() if value is not None}
 
 
 def _short_property(value: Json) -> Json:

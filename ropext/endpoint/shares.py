@@ -1,10 +1,13 @@
 """Compute the numbers of a server's answers: shares with intervals that count haystacks, outcomes,
-and the length up to which it reads."""
+and the length up to which it reads. List them in advance, for gates such as `found@32k < 0.9`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ropext.base.jsontext import Json
 from ropext.endpoint.answers import Answer
+from ropext.results import BASE
+from ropext.results.gates import Metrics
 from ropext.results.numbers import ModelNumbers
 from ropext.results.retrieval import (
     FOUND,
@@ -18,16 +21,40 @@ from ropext.results.retrieval import (
     share_of_answers,
 )
 from ropext.results.values import Z95, Value
+from ropext.tasks import RULER, THIRTEEN
 
 ENOUGH = 0.9  # the least share found at a length that counts as read
 
 Scores = Sequence[tuple[ItemScore, Answer]]
 
 
-def port_numbers(scores: Scores) -> ModelNumbers:
+@dataclass(frozen=True)
+class ServerMetrics(Metrics):
+    """The metrics that an evaluation of a server will have."""
+
+    reads_text: bool = False
+
+    def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
+        """Return the metrics that an evaluation of a server measures at every length: the share of
+        each task, and of all together."""
+        tasks = self.options.tasks
+        at = list[str]()
+        whole = list[str]()
+        if self.reads_text:
+            self._text_metrics(variant, run, at, whole)
+        if BASE in (variant, run):  # the base gets no questions
+            return at, whole
+        at += tasks
+        at.append(FOUND)
+        if len(set(tasks).intersection(THIRTEEN)) > 1:
+            at.append(RULER)
+        return at, whole
+
+
+def numbers_of_answers(scores: Scores) -> ModelNumbers:
     """Return all numbers of a server's answers in one row."""
     items = [item for item, _ in scores]
-    values = port_values(items)
+    values = values_of_answers(items)
     return ModelNumbers(
         metrics=values,
         retrieval=heat_map_cells([item for item in items if item.is_read]),
@@ -36,7 +63,7 @@ def port_numbers(scores: Scores) -> ModelNumbers:
     )
 
 
-def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
+def values_of_answers(items: Sequence[ItemScore]) -> dict[str, Value]:
     """Return `TASK@C` and `found@C` of a server, over the questions whose prompts it read."""
     read = [item for item in items if item.is_read]
     values = dict[str, Value]()

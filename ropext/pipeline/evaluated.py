@@ -57,9 +57,9 @@ class Evaluated(Result, Measurement):
             shown = tables.main_tables(self)
             shown.append(gate_table(self.gates))
             return with_rows(shown)
-        from ropext.endpoint.tables import port_tables
+        from ropext.endpoint.report import server_tables
 
-        return port_tables(self)
+        return server_tables(self)
 
     @property
     def tidy(self) -> list[Table]:

@@ -9,11 +9,11 @@ from ropext.base import guard
 from ropext.base.errors import UsageError
 from ropext.base.locks import check_unlocked
 from ropext.base.narration import Call
-from ropext.endpoint.gates import PortMetrics
-from ropext.endpoint.measuring import measure_port
-from ropext.endpoint.plan import PortPlan, plan_lines, prepare_port, reading_texts
-from ropext.endpoint.report import write_port_report
-from ropext.endpoint.texts import PortTexts
+from ropext.endpoint.measuring import measure_server
+from ropext.endpoint.perplexity import ServerTexts
+from ropext.endpoint.plan import ServerPlan, plan_lines, plan_server, reading_texts
+from ropext.endpoint.report import write_server_report
+from ropext.endpoint.shares import ServerMetrics
 from ropext.endpoint.vocabulary import text_tokenizer
 from ropext.files.inspecting import open_model
 from ropext.options.endpoint import EndpointOptions, port_options
@@ -28,7 +28,7 @@ def plan_port(
     model: str | None,
     gates: Sequence[Gate] = (),
     output: Path | None = None,
-) -> PortPlan:
+) -> ServerPlan:
     """Ask the server for its model, and plan the questions.
 
     Refuse a gate about anything else, and an output over, in or around an input.
@@ -43,20 +43,20 @@ def plan_port(
         from ropext.evaluation.documents import source_of
 
         require_data(source_of(options))
-    plan = prepare_port(options, model, _texts(options))
+    plan = plan_server(options, model, _texts(options))
     if plan.losses is not None:
         plan = reading_texts(plan, _as_tokens(options, plan.wanted.lengths))
     asked = options.model_copy(update={"tasks": plan.wanted.tasks})
     reads_text = plan.reads is not None
-    PortMetrics(asked, plan.labels, plan.wanted.lengths, reads_text=reads_text).check(gates)
+    ServerMetrics(asked, plan.labels, plan.wanted.lengths, reads_text=reads_text).check(gates)
     return plan
 
 
-def evaluate_port(plan: PortPlan, output: Path | None, call: Call) -> Measurement:
+def evaluate_server(plan: ServerPlan, output: Path | None, call: Call) -> Measurement:
     """Ask a server every question that it has not answered yet, and write the report."""
     for line in plan_lines(plan):
         call.hooks.say(line)
-    return measure_port(plan, output, call, write_port_report)
+    return measure_server(plan, output, call, write_server_report)
 
 
 def _texts(options: EndpointOptions) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def _texts(options: EndpointOptions) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> PortTexts:
+def _as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> ServerTexts:
     """Return the documents that an evaluation of a directory would read, with the same tokens."""
     import numpy as np
 
@@ -92,7 +92,7 @@ def _as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> PortTexts:
         tuple(document.token_bytes.astype(np.int64) for document in corpus.documents),
     )
     ids = tuple(document.ids for document in corpus.documents)
-    return PortTexts(documents, ids, encoder.bos, corpus.to_json())
+    return ServerTexts(documents, ids, encoder.bos, corpus.to_json())
 
 
 def _directory(options: EndpointOptions) -> Path:

@@ -24,26 +24,28 @@ def check_config(
     if claim.base is None:
         return
 
-    def within_keys(key: str, others: Iterable[str]) -> bool:
-        """Return whether a checked key of config.json is one of the others, contains one, or is
-        inside one."""
-        return any(f"{key}.".startswith(f"{o}.") or f"{o}.".startswith(f"{key}.") for o in others)
+    def within_keys(key: str, keys: Iterable[str]) -> bool:
+        """Return whether a checked key of config.json is one of these keys, contains one, or
+        is inside one."""
+        return any(f"{key}.".startswith(f"{k}.") or f"{k}.".startswith(f"{key}.") for k in keys)
 
     edits = {edit.key: edit for edit in families.diff(claim.base, config)}
-    beside = {key: edit for key, edit in edits.items() if not within_keys(key, claim.edited)}
-    both = [key for key, e in beside.items() if ABSENT not in (e.before, e.after)]
-    differing = both if changed is None else [key for key in beside if within_keys(key, changed)]
+    others = {key: edit for key, edit in edits.items() if not within_keys(key, claim.edited)}
+    both = [key for key, e in others.items() if ABSENT not in (e.before, e.after)]
+    differing = both if changed is None else [key for key in others if within_keys(key, changed)]
     wrong = [key for key in differing if key.rpartition(".")[2] not in families.FREE_KEYS]
     for key in wrong:
-        was, now = (repr(v)[:60] for v in (beside[key].before, beside[key].after))
+        was, now = (repr(v)[:60] for v in (others[key].before, others[key].after))
         yield Check("config", False, f"config.json: {key} is {now}, the base's {was}")
     if wrong or changed is None:
         return
-    shown = list(beside)[:LISTED]
-    if len(beside) > LISTED:
-        shown.append(f"{len(beside) - LISTED} more")
-    others = f", except {listed(shown)}, with which transformers builds the same" if beside else ""
-    yield Check("config", True, f"all other keys equal the base's{others}")
+    shown = list(others)[:LISTED]
+    if len(others) > LISTED:
+        shown.append(f"{len(others) - LISTED} more")
+    exception = ""
+    if others:
+        exception = f", except {listed(shown)}, with which transformers builds the same"
+    yield Check("config", True, f"all other keys equal the base's{exception}")
 
 
 def check_limits(snapshot: Snapshot, claim: Claim) -> Iterable[Check]:

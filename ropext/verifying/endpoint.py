@@ -9,8 +9,8 @@ from ropext import families
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.jsontext import JsonObject, read_object
 from ropext.base.narration import Say, no_messages
-from ropext.endpoint.beside import PlainServer, compare_with_plain, prompt_lengths
-from ropext.endpoint.server import served_model, server_at
+from ropext.endpoint.plain_server import PlainServer, compare_with_plain, prompt_lengths
+from ropext.endpoint.server import model_and_limit, server_at
 from ropext.files.checkpoint import open_snapshot
 from ropext.verifying import proof
 from ropext.verifying.checks import Check, Depth, RotarySubject, Verification
@@ -31,7 +31,7 @@ class AskedServer:
     """A running server, and the settings of its check."""
 
     url: str
-    beside: PlainServer | None = None  # None: compare with transformers
+    plain: PlainServer | None = None  # None: compare with transformers
     tolerance: float | None = None  # nats; None: the default for a directory or file
     dtype: str = "auto"  # for the model that transformers runs
     device: str = "cpu"
@@ -40,8 +40,8 @@ class AskedServer:
 
     def check_answers(self, subject: RotarySubject, probe: Probe) -> Check:
         """Check that a running server's answers match the directory or GGUF file that it serves."""
-        if self.beside is not None:
-            return self._compare_with_plain(self.beside, subject)
+        if self.plain is not None:
+            return self._compare_with_plain(self.plain, subject)
         try:
             probed = probe(self, subject)
         except ProofFailed as failed:
@@ -52,7 +52,7 @@ class AskedServer:
         """Return the check of the running server; the sentence describes the server's behaviour."""
         return Check(ENDPOINT, passed, f"{self.url} {sentence}", f"the server {sentence}")
 
-    def _compare_with_plain(self, beside: PlainServer, subject: RotarySubject) -> Check:
+    def _compare_with_plain(self, plain: PlainServer, subject: RotarySubject) -> Check:
         """Check that a running server's answers differ from the answers of a server of the plain
         model."""
         model = subject.model
@@ -61,10 +61,10 @@ class AskedServer:
             raise InputError("--endpoint: config.json states no vocab_size")
         leaves_short = any(site.wanted.short_inv_freq for site in claim.sites)
         at = prompt_lengths(claim.context, model.context, beyond=leaves_short)
-        plain = beside.answers(at, model.vocab_size)
+        kept = plain.answers(at, model.vocab_size)
         server = server_at(self.url)
-        name, _ = served_model(server, self.url)
-        done = compare_with_plain(server, name, plain)
+        name, _ = model_and_limit(server, self.url)
+        done = compare_with_plain(server, name, kept)
         return self._check_of(done.is_on, f"serves {name}; {done.sentence}")
 
     def probe_directory(self, subject: RotarySubject) -> "server.ServerAnswers":

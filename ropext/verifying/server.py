@@ -27,7 +27,7 @@ from ropext.endpoint.logprobs import (
     special_tokens,
     token_ids,
 )
-from ropext.endpoint.server import Server, served_model, server_at
+from ropext.endpoint.server import Server, model_and_limit, server_at
 from ropext.verifying.judging import JudgedNeighbour, Neighbour, judge_neighbour
 
 # Nats, the mean of eight prompts. bfloat16 kernels differ by some hundredths. llama.cpp also rounds
@@ -215,7 +215,7 @@ def probe_server(url: str, question: ServerQuestion) -> ServerAnswers:
     """Compare a running server's answers with the planned model's; raise ProofFailed if they
     differ."""
     server = server_at(url)
-    model, limit = served_model(server, url)
+    model, limit = model_and_limit(server, url)
     _require_limit(limit, question)
     require_logprobs(server, model)
     work = _ReferenceTexts(question, special_tokens(question.reference.directory))

@@ -5,7 +5,7 @@ from pathlib import Path
 from ropext.base.errors import UsageError
 from ropext.base.inputs import model_name
 from ropext.base.narration import Say, Show, no_messages, no_progress
-from ropext.endpoint.beside import PlainServer
+from ropext.endpoint.plain_server import PlainServer
 from ropext.endpoint.server import require_server
 from ropext.files.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.files.inspecting import naming_config, open_model, read_again

@@ -17,11 +17,11 @@ def test_a_busy_server_is_waited_for_and_one_that_stays_busy_is_reported() -> No
     fake = Fake(busy=2)
     with serving(fake) as url:
         port = dataclasses.replace(client.server_at(url), pauses=(0.01, 0.02))
-        assert port.patiently("/v1/chat/completions", QUESTION)[0] == 200
+        assert port.call_patiently("/v1/chat/completions", QUESTION)[0] == 200
         assert len(fake.asked) == 3
         fake.busy = 100
         hasty = dataclasses.replace(port, patience=0.05)
-        assert hasty.patiently("/v1/chat/completions", QUESTION)[0] == 429
+        assert hasty.call_patiently("/v1/chat/completions", QUESTION)[0] == 429
 
 
 def test_an_answer_beyond_the_limit_of_bytes_is_not_read_to_its_end() -> None:
@@ -44,7 +44,7 @@ def test_the_key_is_sent_and_occurs_in_no_text(monkeypatch) -> None:
 
 def test_no_server_has_an_exit_code_of_its_own() -> None:
     with pytest.raises(NoServer, match="no answer from the server") as caught:
-        client.served_model(client.server_at("http://127.0.0.1:9"), "http://127.0.0.1:9")
+        client.model_and_limit(client.server_at("http://127.0.0.1:9"), "http://127.0.0.1:9")
     assert caught.value.exit_code == 5
     assert "start it, or name the address that it prints" in str(caught.value)
 
@@ -52,9 +52,9 @@ def test_no_server_has_an_exit_code_of_its_own() -> None:
 def test_a_model_is_chosen_by_its_name() -> None:
     with serving(Fake(limit=64)) as url:
         port = client.server_at(url)
-        assert client.served_model(port, url, "fake") == ("fake", 64)
+        assert client.model_and_limit(port, url, "fake") == ("fake", 64)
         with pytest.raises(InputError, match="serves no model 'other'; it lists fake"):
-            client.served_model(port, url, "other")
+            client.model_and_limit(port, url, "other")
 
 
 def test_an_answer_that_llama_server_cannot_write_tells_nothing(monkeypatch) -> None:

@@ -5,15 +5,15 @@ from fake_server import TEMPLATE, Fake, serving, words
 
 from ropext.base.errors import InputError
 from ropext.endpoint.counting import counting_of
-from ropext.endpoint.port import Port
+from ropext.endpoint.remote_model import RemoteModel
 from ropext.endpoint.server import server_at
 from ropext.endpoint.vocabulary import tokenizer_at
 
 TEXT = "The sky is blue. " * 100
 
 
-def port_at(url: str) -> Port:
-    return Port(server_at(url), "fake", None)
+def port_at(url: str) -> RemoteModel:
+    return RemoteModel(server_at(url), "fake", None)
 
 
 def test_the_servers_own_count_is_exact() -> None:

@@ -9,7 +9,7 @@ from fake_server import Fake, looked_up, serving, words
 
 from ropext.base.errors import InputError
 from ropext.base.narration import NOBODY
-from ropext.pipeline.ports import evaluate_port, plan_port
+from ropext.pipeline.ports import evaluate_server, plan_port
 
 KEYS = 6
 
@@ -111,7 +111,7 @@ def test_with_a_task_of_ropext_and_a_function(capsys):
         plan = plan_port(
             {"endpoint": url, "tasks": [doors, "mkey"], "lengths": "512,1k", "context": "256"}, None
         )
-        done = evaluate_port(plan, None, NOBODY)
+        done = evaluate_server(plan, None, NOBODY)
     values = done.values("port")
     assert values["doors@512"].value == values["doors@1024"].value == 1.0
     assert values["doors@1024"].n == 3

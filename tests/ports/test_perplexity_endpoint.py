@@ -12,8 +12,8 @@ from command_line import run
 from fake_server import Fake, serving
 
 import ropext
-from ropext.endpoint import losses
-from ropext.endpoint.port import Port
+from ropext.endpoint import perplexity
+from ropext.endpoint.remote_model import RemoteModel
 from ropext.endpoint.server import server_at
 from ropext.results.report import evaluation
 from ropext.results.rundir import read_run
@@ -98,7 +98,7 @@ def test_each_engine_tells_every_loss_of_a_prompt(by_ids, stock) -> None:
     """As many as the short window has, which begin with another token."""
     ids = (np.arange(600, dtype=np.int32) * 7) % 900 + 3
     with serving(Fake(limit=4096, losses=stock, by_ids=by_ids)) as url:
-        told = losses.losses_of(Port(server_at(url), "fake", 4096))
+        told = perplexity.losses_of(RemoteModel(server_at(url), "fake", 4096))
         assert told is not None
         whole = told.read(ids[:128])
         short = told.read_short(ids, 256, bos=0)
@@ -169,7 +169,7 @@ def test_another_token_is_no_loss() -> None:
 
     def told(names, values):
         answer = {"choices": [{"logprobs": {"tokens": names, "token_logprobs": values}}]}
-        return losses._losses_in_answer(answer, [4, 5])
+        return perplexity._losses_in_answer(answer, [4, 5])
 
     named = ["token_id:4", "token_id:5", "token_id:9"]
     assert told(named, [None, -1.5, -2.0]) == [1.5]
@@ -180,4 +180,4 @@ def test_another_token_is_no_loss() -> None:
     assert told(named, [None, None, -2.0]) is None
     assert told(named, [-0.5, -1.5, -2.0]) is None
     assert told(named, [None, -1.5]) is None
-    assert losses._losses_in_answer({"choices": []}, [4, 5]) is None
+    assert perplexity._losses_in_answer({"choices": []}, [4, 5]) is None

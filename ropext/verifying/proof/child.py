@@ -343,7 +343,7 @@ def config_without_quantiser(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-def beside(name: str) -> ModuleType:
+def sibling_module(name: str) -> ModuleType:
     """Load and return another module of the child process from its file in this folder."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
@@ -384,11 +384,11 @@ def build_directory(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescripti
     cls = model_class(config, directory, trust)
     if entry.get("describe"):
         child = sys.modules[__name__]
-        described: TypeDescription = beside("describing").describe_type(
+        described: TypeDescription = sibling_module("describing").describe_type(
             child, directory, config, cls
         )
         return described
-    stored = beside("tensors")
+    stored = sibling_module("tensors")
     table = {}
     apart = list[str]()
     if job["tensors"]:
@@ -399,7 +399,7 @@ def build_directory(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescripti
     answer: Built = {"model_class": cls.__name__, "base": base, "untied": apart}
     if entry["last"]:
         answer["tensors"] = stored.compare_stored_tensors(cls, config, directory, table, quantised)
-        answer["last"] = beside("forward").read_to_last_position(cls, config, entry, trust)
+        answer["last"] = sibling_module("forward").read_to_last_position(cls, config, entry, trust)
         return answer
     model = model_without_weights(cls, config)
     computed = module_numbers(model, entry["text_path"])
@@ -410,7 +410,7 @@ def build_directory(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescripti
     if entry["target"]:
         models = [model] if base_model is None else [model, base_model]
         child = sys.modules[__name__]
-        answer["forward"] = beside("forward").run_forward_pass(
+        answer["forward"] = sibling_module("forward").run_forward_pass(
             child, models, entry, computed["rotary"]
         )
     if table:

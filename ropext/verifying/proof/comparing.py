@@ -343,12 +343,12 @@ def _compare_base(
         modules = f"{len(base['rotary'])} rotary and {len(base['attention'])} attention modules"
         error = f"largest relative error {worst.difference.error:.1e}"
         return f"ropext reads the base's config as transformers does: {modules} match ({error})"
-    beside = _worst_match_of_base(built, promise, known)
-    if not beside.difference.is_beyond:
+    from_known = _worst_match_of_base(built, promise, known)
+    if not from_known.difference.is_beyond:
         return f"transformers builds another base, a known difference: {worst}"
     raise ProofFailed(
         f"verification: transformers {built['transformers']} reads the base's config otherwise than"
-        f" ropext: {beside}. No plan for it can be right; please report this config.json"
+        f" ropext: {from_known}. No plan for it can be right; please report this config.json"
     )
 
 

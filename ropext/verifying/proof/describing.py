@@ -552,8 +552,8 @@ def describe_type(
         values = values.get(key) or {}
     model = child.model_without_weights(cls, config)
     embedding = ProbedEmbedding(child, model, text, values)
-    forward = child.beside("forward")
-    seen: Turning = child.beside("turning").rotating_layers(child, forward, model, text)
+    forward = child.sibling_module("forward")
+    seen: Turning = child.sibling_module("turning").rotating_layers(child, forward, model, text)
     facts: dict[str, Json] = {"scheme": "not computed", "auto_class": auto_class(text)}
     if embedding.modules:
         owners = [m for m in model.modules() if type(getattr(m, "config", None)) is type(text)]

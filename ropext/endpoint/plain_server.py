@@ -14,7 +14,7 @@ from statistics import fmean
 from ropext.base.errors import InputError, OutputExists, ProofFailed
 from ropext.base.jsontext import Json, read_object, write_json
 from ropext.endpoint.logprobs import Pairs, next_token, token_ids
-from ropext.endpoint.server import Server, served_model, server_at
+from ropext.endpoint.server import Server, model_and_limit, server_at
 
 ASKED = 6  # prompts
 SCHEMA = 1
@@ -65,8 +65,8 @@ def prompt_lengths(context: int, target: int, *, beyond: bool) -> tuple[int, ...
 
 
 def answers_of(server: Server, model: str, lengths: Sequence[int], vocab_size: int) -> list[Pairs]:
-    """Return a server's best candidates after a prompt of each length, each of other token ids; an
-    empty list if the server returns none."""
+    """Return the log-probabilities of a server's best candidates for the token after a prompt of
+    each length; an empty list if the server returns none. Each prompt has other token ids."""
     answers = list[Pairs]()
     for draw, length in enumerate(lengths):
         answers.append(next_token(server, model, token_ids(length, vocab_size, draw=draw)))
@@ -76,7 +76,7 @@ def answers_of(server: Server, model: str, lengths: Sequence[int], vocab_size: i
 def answers_twice(url: str, lengths: tuple[int, ...], vocab_size: int) -> KeptAnswers:
     """Return the answers of an unscaled server to prompts of these lengths, requested twice."""
     server = server_at(url)
-    model, _ = served_model(server, url)
+    model, _ = model_and_limit(server, url)
     first = answers_of(server, model, lengths, vocab_size)
     second = answers_of(server, model, lengths, vocab_size)
     return KeptAnswers(model, lengths, vocab_size, first, second)
@@ -146,11 +146,11 @@ def _nats_apart(token: int | None, first: Candidates, second: Candidates) -> flo
 
 def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> PlainComparison:
     """Compare a server with the kept answers of an unscaled server."""
-    told = answers_of(server, model, plain.lengths, plain.vocab_size)
-    pairs = [(a, b) for a, b in zip(told, plain.first, strict=True) if a and b]
-    if len(pairs) * 2 < len(told):
+    answers = answers_of(server, model, plain.lengths, plain.vocab_size)
+    pairs = [(a, b) for a, b in zip(answers, plain.first, strict=True) if a and b]
+    if len(pairs) * 2 < len(answers):
         return PlainComparison(
-            None, f"only {len(pairs)} of {len(told)} prompts were answered by both"
+            None, f"only {len(pairs)} of {len(answers)} prompts were answered by both"
         )
     difference = fmean(candidates_gap(a, b) for a, b in pairs)
     said = (
@@ -180,12 +180,12 @@ class PlainServer:
             assert self.kept is not None
             return read_kept_answers(self.kept)
         try:
-            asked = answers_twice(self.url, lengths, vocab_size)
+            answers = answers_twice(self.url, lengths, vocab_size)
         except ProofFailed as refused:
             raise InputError(
                 f"--plain {self.url} refused a prompt of {lengths[0]} to "
                 f"{lengths[-1]} tokens: start it with that length and no scaling ({refused})"
             ) from None
         if self.kept is not None:
-            write_kept_answers(asked, self.kept)
-        return asked
+            write_kept_answers(answers, self.kept)
+        return answers

@@ -32,7 +32,9 @@ def program_at(url: str) -> str:
     return "(the server does not say; please write it here)"
 
 
-def filled(program: str, model_type: str, form: JsonObject, seen: str, versions: str) -> str:
+def filled_issue_form(
+    program: str, model_type: str, form: JsonObject, seen: str, versions: str
+) -> str:
     """Return the form about a server's check, filled in, as GitHub shows a submitted one."""
     shown = f"```json\n{json.dumps(form, indent=1)}\n```"
     answers = (program, model_type, shown, seen, f"```text\n{versions}\n```")

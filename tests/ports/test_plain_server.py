@@ -11,7 +11,7 @@ from test_endpoint import serving
 
 import ropext
 from ropext.base.errors import InputError
-from ropext.endpoint import beside
+from ropext.endpoint import plain_server
 
 
 def plain(ids: list[int]) -> list[float]:
@@ -34,7 +34,7 @@ def noisy(amount: float):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    out = tmp_path_factory.mktemp("beside") / "long"
+    out = tmp_path_factory.mktemp("plain_server") / "long"
     ropext.extend("ropext://demo", out, factor=4, no_verify=True)
     return out
 
@@ -48,7 +48,7 @@ def verified(capsys, directory, url: str, *options: object) -> tuple[int, dict, 
 
 
 @pytest.mark.parametrize(
-    ("asked", "beside_it", "wanted", "says"),
+    ("asked", "plain_answers", "wanted", "says"),
     [
         (scaled, plain, True, "a scaling is on"),
         (plain, plain, False, "the scaling is off"),
@@ -57,11 +57,11 @@ def verified(capsys, directory, url: str, *options: object) -> tuple[int, dict, 
     ],
     ids=["on", "off", "off in noise", "lost in noise"],
 )
-def test_three_ends(asked, beside_it, wanted, says, directory, capsys) -> None:
+def test_three_ends(asked, plain_answers, wanted, says, directory, capsys) -> None:
     requests: list = []
     with (
         serving("vllm", asked, 4096) as url,
-        serving("vllm", beside_it, 256, requests) as other,
+        serving("vllm", plain_answers, 256, requests) as other,
     ):
         _, check, err = verified(capsys, directory, url, "--plain", other)
     assert check["passed"] is wanted, err
@@ -82,12 +82,12 @@ def test_kept_answers_replace_a_plain_server(directory, tmp_path, capsys) -> Non
         assert check["passed"] is True
     file.write_text("{}")
     with pytest.raises(InputError, match="holds no kept answers"):
-        beside.read_kept_answers(file)
+        plain_server.read_kept_answers(file)
 
 
 def test_prompts_are_beyond_the_context_if_shorter_ones_are_unchanged() -> None:
-    inside = beside.prompt_lengths(4096, 16384, beyond=False)
-    beyond = beside.prompt_lengths(4096, 16384, beyond=True)
+    inside = plain_server.prompt_lengths(4096, 16384, beyond=False)
+    beyond = plain_server.prompt_lengths(4096, 16384, beyond=True)
     assert max(inside) <= 2048
     assert 4096 < min(beyond) < max(beyond) <= 8192
 
@@ -95,9 +95,9 @@ def test_prompts_are_beyond_the_context_if_shorter_ones_are_unchanged() -> None:
 def test_a_gap_is_over_all_candidates() -> None:
     left = [(1, -0.5), (2, -1.0), (3, -2.0)]
     right = [(1, -0.7), (3, -2.4), (9, -2.5)]
-    assert beside.candidates_gap(left, right) == pytest.approx((0.2 + 0.4 + 1.5 + 0.0) / 4)
+    assert plain_server.candidates_gap(left, right) == pytest.approx((0.2 + 0.4 + 1.5 + 0.0) / 4)
     nameless = [(None, -0.7), (None, -2.4)]
-    assert beside.candidates_gap(left, nameless) == pytest.approx((0.2 + 1.4) / 2)
+    assert plain_server.candidates_gap(left, nameless) == pytest.approx((0.2 + 1.4) / 2)
 
 
 def test_a_tolerance_goes_with_a_server(directory, capsys) -> None:

@@ -29,7 +29,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Port:
+class RemoteModel:
     """A server, and the model that it serves."""
 
     server: Server
@@ -38,14 +38,19 @@ class Port:
     api: str = "chat"
     template_args: JsonObject = field(default_factory=dict)
     # values that distinguish this model from another one there
-    told: JsonObject = field(default_factory=dict)
+    properties: JsonObject = field(default_factory=dict)
 
     @property
     def identity(self) -> dict[str, Json]:
         """Return the facts of the server by which a run notices another model at its next call."""
-        return {"url": self.server.root, "model": self.model, "limit": self.limit, **self.told}
+        return {
+            "url": self.server.root,
+            "model": self.model,
+            "limit": self.limit,
+            **self.properties,
+        }
 
-    def named(self, text: str) -> dict[str, Json]:
+    def prompt_request(self, text: str) -> dict[str, Json]:
         """Return the part of a request to the server with the model and the prompt."""
         if self.api == "completions":
             return {"model": self.model, "prompt": text}
@@ -60,18 +65,19 @@ class Port:
     def ask(self, text: str, room: int) -> Reply:
         """Return the server's reply to a prompt, decoded greedily, with `room` tokens for the
         answer."""
-        request = self.named(text) | {"max_tokens": room, "temperature": 0, "stream": False}
-        status, body = self.reached(PATHS[self.api], request)
+        request = self.prompt_request(text)
+        request |= {"max_tokens": room, "temperature": 0, "stream": False}
+        status, body = self.post(PATHS[self.api], request)
         if status >= 400:
             return Reply(error=error_text(status, body))
-        return reply_of(self.server.parsed(PATHS[self.api], body))
+        return reply_of(self.server.parse_answer(PATHS[self.api], body))
 
-    def reached(self, path: str, request: JsonObject) -> tuple[int, bytes]:
+    def post(self, path: str, request: JsonObject) -> tuple[int, bytes]:
         """Return the status and the body of a server's answer. Raise, which ends the run, if the
         server is lost or busy, wants an API key, or lacks the path or a chat template."""
         root = self.server.root
         try:
-            status, body = self.server.patiently(path, request)
+            status, body = self.server.call_patiently(path, request)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise Stopped(
@@ -114,12 +120,12 @@ def reply_of(answer: JsonObject) -> Reply:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return Reply(error="an answer without choices")
     choice = choices[0]
-    told = choice
+    message = choice
     written = _text_at(choice, "text")
     if isinstance(choice.get("message"), dict):
-        told = choice["message"]
-        written = _text_at(told, "content")
-    thought = "".join(_text_at(told, name) for name in REASONING)
+        message = choice["message"]
+        written = _text_at(message, "content")
+    thought = "".join(_text_at(message, name) for name in REASONING)
     said = THOUGHT.sub("", written).strip()
     ran_out = choice.get("finish_reason") == "length"
     if not said and not ran_out:  # it ended by itself: its thoughts are its whole answer
