@@ -21,7 +21,6 @@ import torch
 import transformers
 
 from ropext.base.narration import Hooks
-from ropext.evaluation.contenders import Contenders
 from ropext.evaluation.corpus import (
     DocumentEncoder,
     Source,
@@ -31,7 +30,7 @@ from ropext.evaluation.corpus import (
     read_documents,
 )
 from ropext.evaluation.corpus.selection import NO_LIMIT
-from ropext.evaluation.ranking import rank
+from ropext.evaluation.measured_plan import MethodComparison
 from ropext.evaluation.workload import NEXT_TOKEN, Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.models import patching
@@ -147,7 +146,7 @@ def main() -> None:
 
     frame = NEXT_TOKEN.frame(min(first.context, longest), (longest,), 0)
     reads = Workload(frame, tuple(own.cut(longest) for own in documents))
-    ranking = rank(model, Contenders(snapshot, plans), reads, Hooks(say=told, show=show))
+    ranking = MethodComparison(snapshot, plans).rank(model, reads, Hooks(say=told, show=show))
 
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     print(f"{first.context:,} -> {first.target:,} tokens, {len(ids)} documents\n")

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, D
 
 from ropext import evaluate
 from ropext.base.errors import UnsupportedModel, UsageError
-from ropext.evaluation.contenders import memory_only_variants
+from ropext.evaluation.measured_plan import memory_only_variants
 from ropext.files.checkpoint import open_snapshot
 from ropext.files.inspecting import plan_config
 from ropext.models.patching import attending, patch, self_extend, unpatch

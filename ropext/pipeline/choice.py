@@ -7,8 +7,8 @@ from typing import Any
 from ropext.base.errors import RopextError
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import Call
-from ropext.evaluation.contenders import preference
 from ropext.evaluation.dividing import write_documents
+from ropext.evaluation.measured_plan import preferred_in_ties
 from ropext.options.fields import EVALUATE, EXTEND, FIT
 from ropext.pipeline.planned_choice import PLACES, STAYS, TASK, PlannedChoice
 from ropext.pipeline.recipe import SECTIONS
@@ -47,13 +47,13 @@ class AutoChoice:
         write_documents(self._verdict_file, planned.to_judge)
         tried = measure_candidates(planned, self.folder, self.call)
         method = tried.order.take(
-            tried.order.alike, [UNTOUCHED, *preference(planned.contenders.plans)]
+            tried.order.alike, [UNTOUCHED, *preferred_in_ties(planned.compared.plans)]
         )
         why = choice_reason(tried.order, method)
         fit = self.fit_of(method, tried.order)
         recipe = {f"{EXTEND}.method": method, **fit.keys, **self._judging()}
         if method == UNTOUCHED:
-            stays = planned.contenders.plans[UNTOUCHED].recipe
+            stays = planned.compared.plans[UNTOUCHED].recipe
             recipe |= {f"{EXTEND}.{key}": getattr(stays, key) for key in STAYS}
         left_out = {**planned.left_out, **tried.not_finite}
         if fit.why_not:
@@ -128,7 +128,7 @@ class AutoChoice:
         recipe = {f"{EXTEND}.method": method, **keys, **self._judging()}
         chosen = planned.recipe.chosen({"recipe": recipe, "fits": True})
         request = TrainingRequest(
-            model=planned.contenders.snapshot.name,
+            model=planned.compared.snapshot.name,
             data=str(keys[f"{FIT}.data"]),
             options=chosen.fit_options(),
             revision=planned.recipe.revision,

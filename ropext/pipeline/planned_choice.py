@@ -6,9 +6,13 @@ from ropext.base.errors import RopextError, UsageError
 from ropext.base.jsontext import JsonObject
 from ropext.base.lengths import forward_tokens, short_windows
 from ropext.base.narration import Call
-from ropext.evaluation.contenders import Contenders, closed_forms, memory_only_variants
 from ropext.evaluation.corpus import Document, DocumentEncoder
 from ropext.evaluation.dividing import divide, encoder_of
+from ropext.evaluation.measured_plan import (
+    MethodComparison,
+    closed_forms,
+    memory_only_variants,
+)
 from ropext.evaluation.workload import NEXT_TOKEN
 from ropext.files.checkpoint import open_snapshot
 from ropext.options.evaluate import DEPTHS, Evaluate
@@ -32,7 +36,7 @@ class PlannedChoice:
     """The planned choice of a method: the candidates and the documents."""
 
     recipe: Recipe
-    contenders: Contenders  # the untouched model, if it can be written, and the methods
+    compared: MethodComparison  # the untouched model, if it can be written, and the methods
     left_out: dict[str, str]  # method -> why it cannot be written
     reading: Evaluate
     encoder: DocumentEncoder
@@ -54,7 +58,7 @@ class PlannedChoice:
     @property
     def tokens(self) -> int:
         """Return the forward tokens of the choice: every candidate reads every document once."""
-        return len(self.contenders.labels) * self.documents * self.target
+        return len(self.compared.labels) * self.documents * self.target
 
     @property
     def verdict_tokens(self) -> int:
@@ -82,7 +86,7 @@ class PlannedChoice:
         judges = "evaluate.data"
         if self.to_judge:
             judges = f"{len(self.to_judge)} documents that take no part in choosing"
-        candidates = ", ".join(self.contenders.labels)
+        candidates = ", ".join(self.compared.labels)
         choice = f"{candidates}: {self.tokens:,} tokens, on {self.documents} documents"
         return [
             ("choose", choice),
@@ -106,7 +110,7 @@ def plan_choice(recipe: Recipe, call: Call) -> PlannedChoice:
     """
     snapshot = open_snapshot(recipe.model, revision=recipe.revision)
     request = recipe.extend_options()
-    closed, left_out = closed_forms(snapshot, request, recipe.model)
+    closed, left_out = closed_forms(snapshot, request)
     example = next(iter(closed.values()))
     if example.model.masked_lm:
         raise UsageError("--method auto measures causal language models; name a method")
@@ -126,7 +130,9 @@ def plan_choice(recipe: Recipe, call: Call) -> PlannedChoice:
     documents = divide(reading, encoder, example.target, has_judges)
     made = PlannedChoice(
         recipe=recipe,
-        contenders=Contenders(snapshot, plans | closed, memory_only_variants(snapshot, request)),
+        compared=MethodComparison(
+            snapshot, plans | closed, memory_only_variants(snapshot, request)
+        ),
         left_out=left_out,
         reading=reading,
         encoder=encoder,

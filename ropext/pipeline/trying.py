@@ -9,7 +9,6 @@ from ropext.base.errors import InputError
 from ropext.base.lengths import length_text
 from ropext.base.narration import Call
 from ropext.evaluation import corpus
-from ropext.evaluation.contenders import readable
 from ropext.evaluation.documents import read_corpus
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.reader import Progress, Reader
@@ -44,7 +43,7 @@ def measure_candidates(planned: PlannedChoice, folder: Path, call: Call) -> Cand
     """Measure every candidate on the documents for the choice; an interrupted choice resumes."""
     say = call.hooks.say
     say(
-        f"choosing among {', '.join(planned.contenders.plans)} at {length_text(planned.target)} on "
+        f"choosing among {', '.join(planned.compared.plans)} at {length_text(planned.target)} on "
         f"{planned.documents} documents"
     )
     if planned.documents < FEWEST_DOCUMENTS:
@@ -65,7 +64,7 @@ class CandidateReader:
         self.call = call
         self.folder = folder
         self.stores = dict[str, Store]()
-        for label in planned.contenders.labels:
+        for label in planned.compared.labels:
             self.stores[label] = Store(folder / "readings" / label)
         self.not_finite = dict[str, str]()
         self.tokens = 0
@@ -80,18 +79,17 @@ class CandidateReader:
         wanted = corpus.Wanted((planned.target,), True, files.max_docs)
         documents = read_corpus(files, planned.encoder, wanted).documents
         loading = loading_of(files, self.call.trust_remote_code)
-        model = load_model(with_weights(planned.contenders.snapshot), loading)
+        model = load_model(with_weights(planned.compared.snapshot), loading)
         reader = Reader(partial(applied, model), files)
         reads = Workload(planned.frame, documents)
-        finite = self._read(reader, planned.contenders.variants_of_plans, reads)
+        finite = self._read(reader, planned.compared.variants_of_plans, reads)
         if not finite:
             raise InputError(f"every method gives logits that are not finite: {self.not_finite}")
         order = loss_standing(reads.measured(finite, self.stores))
         (lowest,) = (variant for variant in finite if variant.label == order.lowest)
         sentences = list[str]()
-        for variant in self._read(
-            reader, readable(reader.computing, planned.contenders.beside), reads
-        ):
+        in_memory = planned.compared.readable(reader.computing).beside
+        for variant in self._read(reader, in_memory, reads):
             both = reads.measured([lowest, variant], self.stores)
             above = tail_above(both, variant.label, lowest.label)
             sentences.append(in_memory_sentence(variant.label, above, lowest.label))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ropext import scaling
 from ropext.base.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.base.jsontext import JsonObject
-from ropext.evaluation.contenders import plans_of
+from ropext.evaluation.measured_plan import plans_to_measure
 from ropext.files.checkpoint import Snapshot
 from ropext.files.inspecting import plan_of
 from ropext.options.training import WITHIN, Fit
@@ -69,7 +69,9 @@ def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Pl
                     f"of {', '.join(allowed)}"
                 )
         return {start: plan_by_method(snapshot, options, start, {}) for start in options.start}
-    forms, _ = plans_of(allowed, lambda method: plan_by_method(snapshot, options, method, {}))
+    forms, _ = plans_to_measure(
+        allowed, lambda method: plan_by_method(snapshot, options, method, {})
+    )
     return forms
 
 

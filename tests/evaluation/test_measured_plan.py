@@ -19,10 +19,14 @@ from ropext.base.jsontext import values_json
 from ropext.base.narration import Call, Hooks
 from ropext.cli import plan as plan_command
 from ropext.cli.output import Out
-from ropext.evaluation.contenders import Contenders, closed_forms, preference
 from ropext.evaluation.corpus import Document
-from ropext.evaluation.measured_plan import RankingRequest, measure
-from ropext.evaluation.ranking import rank
+from ropext.evaluation.measured_plan import (
+    MethodComparison,
+    RankingRequest,
+    closed_forms,
+    measure,
+    preferred_in_ties,
+)
 from ropext.evaluation.workload import NEXT_TOKEN, Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.options import extend
@@ -144,7 +148,7 @@ def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_
         ids = torch.as_tensor(reads.documents[0].ids[:512], dtype=torch.long)[None]
         with torch.no_grad():
             before = model(ids).logits
-        ranking = rank(model, Contenders(snapshot, plans), reads)
+        ranking = MethodComparison(snapshot, plans).rank(model, reads)
         with torch.no_grad():
             assert torch.equal(model(ids).logits, before)
         model(ids, labels=ids).loss.backward()  # and it can be trained
@@ -188,7 +192,7 @@ def test_the_named_method_takes_part_with_its_knobs(place):
 
 def test_a_tie_goes_to_the_form_that_more_loaders_read(place):
     snapshot = open_snapshot(str(place / "model"))
-    order = preference(closed_forms(snapshot, extend.parse_extend({"factor": 4.0}))[0])
+    order = preferred_in_ties(closed_forms(snapshot, extend.parse_extend({"factor": 4.0}))[0])
     assert order.index("ntk") < order.index("yarn")
     assert order.index("pi") < order.index("llama3")
 
