@@ -34,7 +34,7 @@ MOST_PARAMETERS = 6
 MOST_IMPORTS = 25
 # Questions of which kind a model or its carrier is. In these files alone they are the subject.
 SPECIES = ("container", "growth", "is_gguf")
-KINDS = ("GgufFile", "GgufCarrier", "Carrier", "TablePlan")
+KINDS = ("GgufFile", "GgufCarrier", "Carrier")
 OF_CARRIERS = (
     "planning/carrier.py",
     "planning/gguf_carrier.py",

@@ -41,6 +41,7 @@ class Words:
     edited: str  # the place that an extension changes
     output: str  # the output that it writes ...
     name: str  # ... and a name for that
+    training: str  # advice on how to train the model for its planned length, as an order
     first_try: str = ""  # a first use of the output
     # The engine whose command most users need; "" if each program has its own.
     first_engine: str = ""
@@ -51,6 +52,7 @@ DIRECTORY = Words(
     CONFIG,
     "directory",
     "OUT",
+    "train (--finetune DATA)",
     first_engine="vllm",
     without_copy="(`extend --link hard` writes a directory that shares the weights)",
 )

@@ -22,6 +22,7 @@ FILE = Words(
     "metadata",
     "file",
     "OUT.gguf",
+    "train the Hugging Face checkpoint that it was converted from",
     first_try="start llama-server as below and paste a long text at http://127.0.0.1:8080",
 )
 

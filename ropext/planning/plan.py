@@ -7,7 +7,7 @@ from typing import Any
 
 from ropext import scaling
 from ropext.base.errors import RopextError, UnsupportedModel, UsageError, listed
-from ropext.base.jsontext import values_json
+from ropext.base.jsontext import JsonObject, values_json
 from ropext.base.narration import join_for_shells
 from ropext.base.table import Table
 from ropext.families import Model, loaders
@@ -49,6 +49,7 @@ class InMemory:
 
 
 CONFIG_ALONE = InMemory()  # the config says all
+NO_TABLE = Table("", "", (), ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +69,34 @@ class ExtensionPlan:
     notes: tuple[str, ...] = ()  # remarks on the plan that are no warnings
     obstacles: tuple[str, ...] = ()  # why no extension can help
     task: str = ""  # as the hub names it, if the config states it
+    growth: Growth | None = None  # of position tables, or of ALiBi's slopes
     fold: Fold | None = None  # of Self-Extend, which no config says
+    uncarried: str = ""  # why no directory can store the plan
     method_source: str | None = None  # source of the user's own method, as it was at planning
     words: Words = DIRECTORY  # the words for the output in texts
+    # For the model card: the beginning of its first sentence, and its sentence about the weights.
+    grown: str = "The context of {} was extended"
+    weights: str = "The weights are those of the base; only config.json changed."
+    # A question for a factor that nobody has reached.
+    doubt: str = ""
+    # The command that extends the model from the original, if its record says that nothing was
+    # trained since it was extended.
+    in_one_step: str = ""
+    # Tokens that the weights were trained on; None if a training follows, if the spectrum stays or
+    # comes from another model (--like), and if the model's authors publish this factor.
+    trained: int | None = None
+    trained_on: str = ""  # words for these tokens, if a record states them
+    training: str = ""  # advice on how to train the model for its length, as an order
+    methods_table: Table = NO_TABLE  # compares the methods, if something distinguishes them
+    facts_json: JsonObject = field(default_factory=dict)  # of the position scheme, for --json
 
     def __repr__(self) -> str:
         """Return a line with the model, the context, the target and the method of the plan."""
         far = f"{self.context:,} -> {self.target:,} tokens"
-        return f"<Plan for {self.name}: {far} by {self.method}{self.form}>"
-
-    @property
-    def form(self) -> str:
-        """Return the rope type that the plan writes, as a clause."""
-        return ""
+        written = ""
+        if self.sites and self.fold is None:
+            written = f", written as {self.main.params['rope_type']}"
+        return f"<Plan for {self.name}: {far} by {self.method}{written}>"
 
     @property
     def factor(self) -> float:
@@ -104,23 +120,9 @@ class ExtensionPlan:
         return next(site for site in self.sites if site.scaled)
 
     @property
-    def growth(self) -> Growth | None:
-        """Return the plan's growth of position tables; None if no tensor changes."""
-        return None
-
-    @property
     def in_memory(self) -> InMemory:
         """Return the changes of the plan to a loaded model besides its config."""
         return InMemory(self.growth, self.fold)
-
-    @property
-    def weights(self) -> str:
-        """Return a sentence of the plan about the weights, for the model card of its output."""
-        return "The weights are those of the base; only config.json changed."
-
-    def what_grows(self, base: str) -> str:
-        """Return the beginning of a sentence about the plan: the part of the base that grows."""
-        return f"The context of {base} was extended"
 
     @property
     def command(self) -> str:
@@ -153,9 +155,9 @@ class ExtensionPlan:
         return []
 
     def compared(self) -> Table:
-        """Return a table that compares the methods for the planned model; it has no rows if nothing
+        """Return the plan's table that compares the methods; it has no rows if nothing
         distinguishes them."""
-        return Table("", "", (), ())
+        return self.methods_table
 
     def spectra(self) -> dict[str, Spectrum]:
         """Return the RoPE frequencies of every method that needs no input, and of this plan's
@@ -177,19 +179,31 @@ class ExtensionPlan:
         return warnings + notes if warnings_first else notes + warnings
 
     @property
-    def uncarried(self) -> str:
-        """Return the reason why no directory can store the plan; "" if one can."""
-        return "" if self.fold is None else self_extend.UNCARRIED
-
-    @property
     def refusal(self) -> RopextError | None:
-        """Return the error with which `extend` refuses this plan; None if it writes it."""
+        """Return the error that refuses the plan if scaling cannot help or the factor is too large,
+        unless the request has --even-so; --length-only also allows a model that scaling cannot
+        help. Return an error, too, if ropext extended the model already and its record states no
+        training since; else None."""
+        if self.obstacles and not (self.recipe.even_so or self.recipe.length_only):
+            return UnsupportedModel(
+                f"{self.name}: scaling cannot help this model: {'; '.join(self.obstacles)}; "
+                "--length-only raises only the stated length, --even-so extends it anyway"
+            )
+        if self.doubt:
+            return UsageError(f"{self.name}: {self.doubt}")
+        if self.in_one_step:
+            return UsageError(
+                f"{self.name}: ropext extended it already, and its record says that nothing was "
+                f"trained since. Extend it once from its original RoPE frequencies: "
+                f"{self.in_one_step}; --again extends the extension"
+            )
         return None
 
     @property
     def consent(self) -> str:
-        """Return the flag with which `extend` writes a plan that it refuses."""
-        return "--even-so"
+        """Return the flag with which `extend` writes a refused plan: --again if its only reason is
+        an earlier extension, else --even-so."""
+        return "--even-so" if self.obstacles or self.doubt else "--again"
 
     def raise_if_refused(self) -> None:
         """Raise the error with which `extend` refuses this plan, if it does."""
@@ -199,27 +213,14 @@ class ExtensionPlan:
 
     @property
     def untrained_factor(self) -> float:
-        """Return the plan's target divided by the trained context. It is 1 if a training follows,
-        if the spectrum stays or comes from another model (--like), and if the model's authors
-        publish this factor."""
-        return 1.0
+        """Return the plan's target divided by the trained context; 1 if the plan needs no
+        training."""
+        return 1.0 if self.trained is None else self.target / self.trained
 
     @property
     def measured(self) -> str:
         """Return the plan's sentence on the results of such a scaling on the measured model; "" if
         something is trained for the planned length, or if a warning has them."""
-        return ""
-
-    @property
-    def trained_on(self) -> str:
-        """Return the plan's words for the number of trained tokens, if a record states fewer than
-        the model reads; else ""."""
-        return ""
-
-    @property
-    def training(self) -> str:
-        """Return the plan's advice on how to train the model for its length, as an order; "" if
-        there is none."""
         return ""
 
     def require_training(self) -> None:
@@ -262,8 +263,17 @@ class ExtensionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the JSON document of `ropext plan --json`."""
-        names = ("method", "knobs", "context", "target", "factor", "config")
-        return {"model": self.name, **{name: getattr(self, name) for name in names}}
+        return {
+            "model": self.name,
+            **self.facts_json,
+            "method": self.method,
+            "context": self.context,
+            "target": self.target,
+            "factor": self.factor,
+            "edits": [edit.to_json() for edit in self.edits],
+            "warnings": list(self.warnings),
+            "config": self.config,
+        }
 
 
 def why_unfolded(carrier: Carrier) -> str:
@@ -291,13 +301,7 @@ class Plan(ExtensionPlan):
     attempts: Attempts = field(compare=False)  # at this model and target, by any method
     attempt: Attempt  # that this plan makes
     advised: Recommendation | None = None  # replaces the recommendation of the methods' rows
-    # Tokens that the weights were trained on, if a record states that it reads further untrained.
-    trained: int | None = None
-    is_quantised: bool = False  # its weights are packed
     is_measured: bool = False  # on the user's own documents
-    # The command that extends it from the original, if its record says that nothing was trained
-    # since it was extended.
-    in_one_step: str = ""
 
     @cached_property
     def methods(self) -> tuple[MethodRow, ...]:
@@ -328,24 +332,6 @@ class Plan(ExtensionPlan):
         return self.model.kv_bytes(self.target, step=rules.step, beside=rules.micro_batch)
 
     @property
-    def form(self) -> str:
-        """Return the rope type that the plan writes, as a clause."""
-        return f", written as {self.main.params['rope_type']}"
-
-    @property
-    def untrained_factor(self) -> float:
-        """Return the plan's target divided by the trained context; 1 with --finetune, --like or
-        --length-only, or if the model's authors publish this factor."""
-        recipe = self.recipe
-        if recipe.finetune or recipe.like or recipe.length_only:
-            return 1.0
-        authors = self.authors
-        if authors is not None and authors.agrees(self):
-            return 1.0
-        trained = self.trained or max(self.context, self.model.context)
-        return self.target / trained
-
-    @property
     def measured(self) -> str:
         """Return the sentence of the plan on its method's measured results, for an untrained factor
         above 1 and below 4. Return "" for any other factor, if scaling cannot help, or if the
@@ -353,26 +339,6 @@ class Plan(ExtensionPlan):
         if not 1 < self.untrained_factor < FAR_UNTRAINED or self.obstacles or self.is_measured:
             return ""
         return twofold(self.name, self.model, self.method)
-
-    @property
-    def trained_on(self) -> str:
-        """Return the trained tokens that ropext.json states, as a clause of the plan; "" if it
-        states none."""
-        if self.trained is None:
-            return ""
-        return f"the {self.trained:,} tokens that its base was trained on (ropext.json)"
-
-    @property
-    def training(self) -> str:
-        """Return the plan's advice on how to train the model for the target; "" if there is
-        none."""
-        if not self.carrier.in_transformers:
-            return "train the Hugging Face checkpoint that it was converted from"
-        if self.is_quantised:
-            return "train the checkpoint that it was quantised from"
-        if self.model.masked_lm:
-            return ""
-        return "train (--finetune DATA)"
 
     def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
         """Return the facts that `ropext plan` prints: factor, rope type, attention factor,
@@ -451,34 +417,6 @@ class Plan(ExtensionPlan):
         return out
 
     @property
-    def refusal(self) -> RopextError | None:
-        """Return the error that refuses the plan if scaling cannot help or the factor is too large,
-        unless the request has --even-so; --length-only also allows a model that scaling cannot
-        help. Return an error, too, if ropext extended the model already and its record states no
-        training since; else None."""
-        if self.obstacles and not (self.recipe.even_so or self.recipe.length_only):
-            return UnsupportedModel(
-                f"{self.name}: scaling cannot help this model: {'; '.join(self.obstacles)}; "
-                "--length-only raises only the stated length, --even-so extends it anyway"
-            )
-        if doubt := too_far(self.recipe, self.context, self.target):
-            return UsageError(f"{self.name}: {doubt}")
-        if self.in_one_step:
-            return UsageError(
-                f"{self.name}: ropext extended it already, and its record says that nothing was "
-                f"trained since. Extend it once from its original RoPE frequencies: "
-                f"{self.in_one_step}; --again extends the extension"
-            )
-        return None
-
-    @property
-    def consent(self) -> str:
-        """Return the flag with which `extend` writes a refused plan: --again if its only reason is
-        an earlier extension, else --even-so."""
-        is_refused = self.obstacles or too_far(self.recipe, self.context, self.target)
-        return "--even-so" if is_refused or not self.in_one_step else "--again"
-
-    @property
     def log(self) -> str:
         """Return the lines in a program's log that show that the planned scaling is on; "" if none
         does."""
@@ -545,24 +483,6 @@ class Plan(ExtensionPlan):
 LEGEND = """\
 * this plan. Pairs extrapolated: rotary pairs that reach angles beyond those of training; worst: the
   largest ratio. Mean compression: how many times slower the pairs rotate, on average."""
-
-
-# LongRoPE took LLaMA2 from 4k to 2,048k (Ding et al. 2024, table 4): nobody went further.
-FARTHEST = 512
-
-
-def too_far(recipe: Extend, context: int, target: int) -> str:
-    """Return a question for a planned factor that nobody has reached; "" for any other factor."""
-    factor = target / context
-    if factor <= FARTHEST or recipe.even_so:
-        return ""
-    meant = "Is that meant"
-    if recipe.factor and recipe.factor > context:
-        meant = f"Is --target {recipe.factor:g} meant"
-    return (
-        f"{target:,} tokens are {factor:g}× the model's {context:,}, and no model was ever "
-        f"extended beyond {FARTHEST}×. {meant}? (--even-so extends it anyway)"
-    )
 
 
 def _site_json(site: RopeSite) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from ropext.scaling.forms import longrope_attention, same
 from ropext.scaling.rope import Spectrum
 from ropext.scaling.self_extend import FoldOptions
 
+# LongRoPE took LLaMA2 from 4k to 2,048k (Ding et al. 2024, table 4): nobody went further.
+FARTHEST = 512
 # What speaks of a spectrum, which Self-Extend leaves alone.
 OF_SPECTRA = (
     "attention_factor",
@@ -103,12 +105,32 @@ def make_plan(
         obstacles=model.obstacles,
         task=task,
         method_source=scaling.source_of(method),
+        doubt=_too_far(recipe, context, target),
+        training="" if model.masked_lm and carrier.in_transformers else carrier.words.training,
     )
     notes = tuple[str, ...]()
+    is_trained = bool(recipe.finetune or recipe.like or recipe.length_only)
     if authors is not None and authors.agrees(plan):
         notes = (authors.against(plan),)
+        is_trained = True
+    if not is_trained:
+        plan = replace(plan, trained=max(context, model.context))
     notes += tuple(filter(None, [_no_attention_factor(plan)]))
     return replace(plan, warnings=warnings_of(plan), notes=notes)
+
+
+def _too_far(recipe: Extend, context: int, target: int) -> str:
+    """Return a question for a planned factor that nobody has reached; "" for any other factor."""
+    factor = target / context
+    if factor <= FARTHEST or recipe.even_so:
+        return ""
+    meant = "Is that meant"
+    if recipe.factor and recipe.factor > context:
+        meant = f"Is --target {recipe.factor:g} meant"
+    return (
+        f"{target:,} tokens are {factor:g}× the model's {context:,}, and no model was ever "
+        f"extended beyond {FARTHEST}×. {meant}? (--even-so extends it anyway)"
+    )
 
 
 def _no_attention_factor(plan: Plan) -> str:
@@ -162,6 +184,8 @@ def make_folded_plan(
         edits=(),
         warnings=(),
         fold=how,
+        uncarried=self_extend.UNCARRIED,
+        facts_json={"knobs": how.knobs},
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ropext.families.loaders import WRONG, newest
 from ropext.planning.measured import farther
-from ropext.planning.plan import ASKED_UNTRAINED, FAR_UNTRAINED, Plan, too_far, why_unfolded
+from ropext.planning.plan import ASKED_UNTRAINED, FAR_UNTRAINED, Plan, why_unfolded
 
 # Angles are float32 in transformers and in llama.cpp: position * 2^-25 radians of rounding on the
 # fast pairs, and more as the frequencies are rounded, too. From here on the error passes 1e-2.
@@ -64,10 +64,9 @@ def pairs_stop(plan: Plan) -> str:
 
 def farther_than_anybody(plan: Plan) -> str:
     """Warn of a planned factor that nobody has reached."""
-    doubt = too_far(plan.recipe, plan.context, plan.target)
-    if not doubt:
+    if not plan.doubt:
         return ""
-    return f"[too-far] {doubt}"
+    return f"[too-far] {plan.doubt}"
 
 
 def far(plan: Plan) -> str:

@@ -151,6 +151,7 @@ class Growth:
     kept: Mapping[int, int]  # new row -> the old row that it equals, both counted from the offset
     # slopes for ALiBi, if the method scales them
     slopes: Callable[[int, float], list[float]] | None = None
+    method: str = ""  # its name; "" for a growth that is undone
 
     @property
     def rows(self) -> int:
@@ -186,7 +187,7 @@ def growth(positions: Positions, method: str, target: int) -> Growth:
     """Return the growth of a model's position tables by a method."""
     entry = METHODS[method]
     kept = entry.kept(positions.context, target)
-    return Growth(positions, target, entry.grow, kept, entry.slopes)
+    return Growth(positions, target, entry.grow, kept, entry.slopes, method)
 
 
 def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:

@@ -27,8 +27,7 @@ from ropext.cli import output
 from ropext.files import inspecting
 from ropext.files.checkpoint import open_snapshot
 from ropext.files.checkpoint.provenance import read_record
-from ropext.files.schemes.plan import TablePlan
-from ropext.planning import Plan
+from ropext.planning import ExtensionPlan, Plan
 from ropext.results.report import text
 from ropext.scaling import forms
 from ropext.verifying import verification
@@ -322,11 +321,11 @@ def _check_files(directory: Path) -> None:
             check_sentence(check.sentence)
 
 
-def check_plan(plan: Plan | TablePlan) -> None:
+def check_plan(plan: ExtensionPlan) -> None:
     """Check that a plan is finite, can be printed, and that its config reads back as planned."""
     check_json(plan.to_json())
     check_text(text.plan_details(plan))
-    if isinstance(plan, TablePlan):
+    if not isinstance(plan, Plan):
         return
     for warning in plan.warnings:
         if not warning.isprintable():

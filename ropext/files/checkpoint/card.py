@@ -318,7 +318,7 @@ def card_of(plan: ExtensionPlan, base: BaseName, title: str, proof: JsonObject |
         base_is_hub_id=base.is_hub_id,
         task=plan.task,
         summary=(
-            f"{plan.what_grows(base.name)} from {plan.context:,} to {plan.target:,} tokens by "
+            f"{plan.grown.format(base.name)} from {plan.context:,} to {plan.target:,} tokens by "
             f"{plan.method} (factor {plan.factor:g}).",
             plan.weights,
             _proved(proof),

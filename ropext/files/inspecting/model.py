@@ -247,16 +247,21 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
             made = replace(made, warnings=(*made.warnings, *again))
             if record is not None and not is_named:
                 made = _untrained_since(snapshot, record, request, made)
-    packed = snapshot.quantisation is not None
-    return replace(made, is_quantised=packed, warnings=(*made.warnings, *snapshot.remarks()))
+    if snapshot.quantisation is not None and made.carrier.in_transformers:
+        made = replace(made, training="train the checkpoint that it was quantised from")
+    return replace(made, warnings=(*made.warnings, *snapshot.remarks()))
 
 
 def _untrained_since(snapshot: Snapshot, record: Record, request: Extend, made: Plan) -> Plan:
     """Return a plan for an extended model with what its record says of its training. If nothing
     was trained since the extension, another one begins from the original."""
     trained = _fewer_trained(record, made)
-    made = replace(made, trained=trained)
-    if trained is None or request.again or request.like or request.length_only:
+    if trained is None:
+        return made
+    if made.trained is not None:
+        words = f"the {trained:,} tokens that its base was trained on (ropext.json)"
+        made = replace(made, trained=trained, trained_on=words)
+    if request.again or request.like or request.length_only:
         return made
     if provenance.TRAINED_ON in record.more:  # --from-original would undo the trained length
         return made

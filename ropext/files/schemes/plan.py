@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ropext import families
@@ -11,7 +11,7 @@ from ropext.base.table import Table
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import Record
 from ropext.files.schemes.reading import read_positions, refusal
-from ropext.files.schemes.warnings import PlannedTable, table_warnings
+from ropext.files.schemes.warnings import table_warnings
 from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
 from ropext.planning import ExtensionPlan
@@ -19,70 +19,16 @@ from ropext.scaling import tables
 from ropext.scaling.rope import SCHEMES, Positions
 from ropext.scaling.tables import Growth, growth
 
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class TablePlan(ExtensionPlan):
-    """The plan for a model that rotates nothing: the new config, the rows and the warnings."""
-
-    positions: Positions
-
-    @property
-    def uncarried(self) -> str:
-        """Return the reason why no directory can store the plan, as for ALiBi; "" if one can."""
-        return "" if self.positions.carried else refusal(self.positions)
-
-    @property
-    def growth(self) -> Growth:
-        """Return how the position table grows to the target."""
-        return growth(self.positions, self.method, self.target)
-
-    @property
-    def weights(self) -> str:
-        """Return the sentence of the model card about the weights that stay as they were."""
-        if self.positions.tensors:
-            return "All other weights are those of the base."
-        return "The weights are those of the base."
-
-    def what_grows(self, base: str) -> str:
-        """Return the beginning of the model card's first sentence: the position table or the
-        distance that grew."""
-        if self.positions.tensors:
-            return f"The position table of {base} was lengthened"
-        return f"The distance that {base} tells apart was raised"
-
-    def compared(self) -> Table:
-        """Return the table of the methods for position tables, with their kept and new rows. It is
-        empty if the model has no table."""
-        rows = []
-        for method in tables.methods_for(self.positions).values():
-            count = len(method.kept(self.context, self.target))
-            mark = "*" if method.name == self.method else ""
-            rows.append((method.name + mark, str(count), str(self.target - count), method.summary))
-        shown = tuple(rows) if self.positions.tensors else ()
-        return Table("", "", ("method", "rows kept", "new", ""), shown)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that `ropext plan --json` prints for a model without rotary
-        embedding."""
-        return {
-            "model": self.name,
-            "model_type": self.positions.model_type,
-            "positions": asdict(self.positions),
-            "method": self.method,
-            "context": self.context,
-            "target": self.target,
-            "factor": self.factor,
-            "rows_kept": len(growth(self.positions, self.method, self.target).kept),
-            "short_tax": tables.METHODS[self.method].short_tax,
-            "edits": [edit.to_json() for edit in self.edits],
-            "warnings": list(self.warnings),
-            "config": self.config,
-        }
+# For a plan's model card: the beginning of the first sentence, and the one about the weights.
+GROWN_TABLE = "The position table of {} was lengthened"
+GROWN_DISTANCE = "The distance that {} tells apart was raised"
+OTHER_WEIGHTS = "All other weights are those of the base."
+SAME_WEIGHTS = "The weights are those of the base."
 
 
 def make_table_plan(
     config: Mapping[str, Any], recipe: Extend, name: str = "MODEL", *, in_memory: bool = False
-) -> TablePlan:
+) -> ExtensionPlan:
     """Build the plan for a config that rotates nothing.
 
     Raise if no config can carry the extension, except for ALiBi in a model `in_memory`.
@@ -101,9 +47,9 @@ def make_table_plan(
             f" {SCHEMES[positions.kind]}; known for that: {', '.join(known)}"
         )
     written = lengthened(config, positions, target)
-    return TablePlan(
+    grown = growth(positions, method, target)
+    return ExtensionPlan(
         name=name,
-        positions=positions,
         recipe=recipe,
         method=method,
         knobs={},
@@ -112,8 +58,33 @@ def make_table_plan(
         sites=(),
         config=written,
         edits=tuple(families.diff(dict(config), written)),
-        warnings=table_warnings(PlannedTable(positions, target, method)),
+        warnings=table_warnings(grown),
+        growth=grown,
+        uncarried="" if positions.carried else refusal(positions),
+        grown=GROWN_TABLE if positions.tensors else GROWN_DISTANCE,
+        weights=OTHER_WEIGHTS if positions.tensors else SAME_WEIGHTS,
+        methods_table=_compare_methods(grown),
+        facts_json={
+            "model_type": positions.model_type,
+            "positions": asdict(positions),
+            "rows_kept": len(grown.kept),
+            "short_tax": tables.METHODS[method].short_tax,
+        },
     )
+
+
+def _compare_methods(chosen: Growth) -> Table:
+    """Return the table of the methods for position tables, with their kept and new rows; `chosen`
+    is the plan's growth. It is empty if the model has no table."""
+    positions = chosen.positions
+    target = chosen.target
+    rows = []
+    for method in tables.methods_for(positions).values():
+        count = len(method.kept(positions.context, target))
+        mark = "*" if method.name == chosen.method else ""
+        rows.append((method.name + mark, str(count), str(target - count), method.summary))
+    shown = tuple(rows) if positions.tensors else ()
+    return Table("", "", ("method", "rows kept", "new", ""), shown)
 
 
 def _check_options(recipe: Extend, positions: Positions) -> Positions:

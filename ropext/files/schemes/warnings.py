@@ -4,61 +4,49 @@ The list has the same format as in planning/warnings.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
-from ropext.scaling.rope import Positions
-from ropext.scaling.tables import METHODS, alike
+from ropext.scaling.tables import METHODS, Growth, alike
 
 
-@dataclass(frozen=True)
-class PlannedTable:
-    """The planned extension of a model that rotates nothing."""
-
-    positions: Positions
-    target: int
-    method: str
-
-
-def short_tax(plan: PlannedTable) -> str:
+def short_tax(growth: Growth) -> str:
     """Return the warning about the short tax of the plan's method for position tables."""
-    return f"[short-tax] short tax of {plan.method}: {METHODS[plan.method].short_tax}"
+    return f"[short-tax] short tax of {growth.method}: {METHODS[growth.method].short_tax}"
 
 
-def rows(plan: PlannedTable) -> str:
+def rows(growth: Growth) -> str:
     """Return the warning that a linear position table keeps few of its old rows; "" if the target
     is a multiple of the context."""
-    context = plan.positions.context
-    if plan.method != "linear" or not plan.target % context:
+    context = growth.positions.context
+    if growth.method != "linear" or not growth.target % context:
         return ""
-    kept = len(METHODS[plan.method].kept(context, plan.target))
     return (
-        f"[rows] {plan.target} is no multiple of {context}: only {kept} of the old rows "
-        "come out again, the others lie between two new positions"
+        f"[rows] {growth.target} is no multiple of {context}: only {len(growth.kept)} of the old "
+        "rows come out again, the others lie between two new positions"
     )
 
 
-def windowed(plan: PlannedTable) -> str:
+def windowed(growth: Growth) -> str:
     """Return the warning that the attention windows of a position table's model do not grow."""
-    if plan.positions.text_type not in ("longformer", "led", "big_bird", "bigbird_pegasus"):
+    if growth.positions.text_type not in ("longformer", "led", "big_bird", "bigbird_pegasus"):
         return ""
     return (
         "[windowed] its attention window stays as it is, so that far tokens are reached over layers"
     )
 
 
-def look_alike(plan: PlannedTable) -> str:
+def look_alike(growth: Growth) -> str:
     """Return the warning about the distance from which all tokens look alike."""
-    positions = plan.positions
+    positions = growth.positions
     if positions.kind == "alibi" or positions.tensors:
         return ""
-    after = alike(replace(positions, context=plan.target))
+    after = alike(growth.extended)
     now = alike(positions)
     return f"[alike] tokens {now} or more apart look alike; after it those {after} or more"
 
 
-def local_encoder(plan: PlannedTable) -> str:
+def local_encoder(growth: Growth) -> str:
     """Return the warning that the local encoder of LongT5 does not reach further."""
-    if plan.positions.text_type != "longt5":
+    if growth.positions.text_type != "longt5":
         return ""
     return (
         "[windowed] its encoder attends within local_radius, where only near distances change "
@@ -66,12 +54,12 @@ def local_encoder(plan: PlannedTable) -> str:
     )
 
 
-def untrained(plan: PlannedTable) -> str:
+def untrained(growth: Growth) -> str:
     """Return the warning that the new rows or distances of a model were never trained."""
-    if plan.positions.kind == "alibi":
+    if growth.positions.kind == "alibi":
         return ""
     what = "distances"
-    if plan.positions.tensors:
+    if growth.positions.tensors:
         what = "rows"
     return (
         f"[untrained] {what} that were never trained: what "
@@ -80,7 +68,7 @@ def untrained(plan: PlannedTable) -> str:
 
 
 # The cost on short inputs first.
-TABLES: tuple[Callable[[PlannedTable], str], ...] = (
+TABLES: tuple[Callable[[Growth], str], ...] = (
     short_tax,
     rows,
     windowed,
@@ -90,6 +78,6 @@ TABLES: tuple[Callable[[PlannedTable], str], ...] = (
 )
 
 
-def table_warnings(plan: PlannedTable) -> tuple[str, ...]:
+def table_warnings(growth: Growth) -> tuple[str, ...]:
     """Return the warnings of a plan for tables, buckets or slopes."""
-    return tuple(filter(None, (warning(plan) for warning in TABLES)))
+    return tuple(filter(None, (warning(growth) for warning in TABLES)))
