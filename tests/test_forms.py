@@ -26,7 +26,16 @@ FACTORS = [1.0 + i / 9 for i in range(DIM // 2)]
 
 def read(params: dict[str, Any], rope: Rope = ROPE, context: int = TARGET) -> Spectrum:
     """Read a published dict; the config's max_position_embeddings is the *extended* length."""
-    return forms.read({"rope_theta": THETA} | params, rope, context)
+    usual = {"rope_type": "default", "rope_theta": THETA}
+    return forms.read(forms.completed(usual | params, context), rope)
+
+
+def config_with(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a model with this rope dict."""
+    sizes = {"hidden_size": 2 * DIM, "num_attention_heads": 2, "num_hidden_layers": 2}
+    rope = {"rope_theta": THETA} | params
+    lengths = {"max_position_embeddings": TARGET}
+    return {"model_type": "llama", "rope_parameters": rope} | sizes | lengths
 
 
 def assert_reads(params: dict[str, Any], expected: truth.Result, **kwargs: Any) -> None:
@@ -118,7 +127,7 @@ def test_longrope_reads_transformers_infinity() -> None:
     no such number."""
     factors: list[Any] = [1.0] * (DIM // 2 - 1) + [{"__float__": "Infinity"}]
     params = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors} | LENGTHS
-    assert read(params).inv_freq[-1] == 0.0
+    assert families.read(config_with(params)).sites[0].wanted.inv_freq[-1] == 0.0
 
 
 def test_hunyuan_alpha_is_a_static_theta() -> None:
@@ -159,9 +168,15 @@ def test_deepseek_softmax_in_every_scaled_form(kind: str) -> None:
     [
         ({"rope_type": "mystery"}, "'mystery'"),
         ({"rope_type": "linear"}, "lacks factor"),
-        ({"rope_type": "linear", "factor": "4"}, "factor of the rope dict is '4'"),
-        ({"rope_type": "linear", "factor": 0}, "factor of the rope dict is 0"),
-        ({"rope_type": "linear", "factor": None}, "None"),
+        (
+            {"rope_type": "linear", "factor": "4"},
+            "rope_parameters.factor must be a number, was '4'",
+        ),
+        (
+            {"rope_type": "linear", "factor": 0},
+            "rope_parameters.factor must be a number above 0 and below 1e+12, was 0",
+        ),
+        ({"rope_type": "linear", "factor": None}, "lacks factor"),
         ({"rope_type": "linear", "factor": True}, "True"),
         ({"rope_type": "linear", "factor": math.nan}, "nan"),
         ({"rope_type": "linear", "factor": 2.0, "rope_theta": "1e4"}, "rope_theta"),
@@ -175,7 +190,7 @@ def test_deepseek_softmax_in_every_scaled_form(kind: str) -> None:
         ),
         (
             {"rope_type": "longrope", "short_factor": FACTORS, "long_factor": [*FACTORS[1:], 0]},
-            "number 31 is 0",
+            "long_factor[31] must be a number above 0",
         ),
         ({"rope_type": "longrope", "short_factor": 1.0, "long_factor": FACTORS}, "must be a list"),
     ],
@@ -183,7 +198,7 @@ def test_deepseek_softmax_in_every_scaled_form(kind: str) -> None:
 )
 def test_a_broken_dict_gives_one_sentence(params: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError) as caught:
-        read(params)
+        families.read(config_with(params))
     message = str(caught.value)
     assert told in message
     assert "\n" not in message
@@ -332,17 +347,8 @@ def test_deepseek_extended_again_counts_from_its_original_context() -> None:
     """V3 ships 40 times 4096; twice that is 80, not 2."""
     shipped = {"rope_type": "yarn", "rope_theta": THETA, "factor": 40.0, "mscale": 1.0}
     shipped |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
-    rope = Rope(
-        DIM,
-        THETA,
-        163_840,
-        original_context=4096,
-        pair_factors=forms.read_pair_factors(shipped, DIM, 163_840),
-        mscale=1.0,
-        mscale_all_dim=1.0,
-        softmax_mscale=True,
-        softmax_factor=truth.deepseek_softmax(40.0, 1.0),
-    )
+    plain = Rope(DIM, THETA, 163_840, mscale=1.0, mscale_all_dim=1.0, softmax_mscale=True)
+    rope = forms.read_rope(shipped, plain)
     target = 327_680
     asked = scaling.scale(rope, "yarn", target, scaling.find("yarn").knobs(), None)
     wanted = scaling.compose(rope, asked, target)
@@ -361,7 +367,7 @@ def test_native_keys_are_written_only_if_stock_reads_them() -> None:
         params = next(forms.candidates(rope, wanted, TARGET, scaling.native(rope, asked)))
         assert params["rope_type"] == kind
         expected = truth.yarn(DIM, THETA, ORIGINAL, TARGET, truncate=False)
-        assert_close(forms.read(params, rope, TARGET).inv_freq, expected[0], BOUND, kind)
+        assert_close(forms.read(params, rope).inv_freq, expected[0], BOUND, kind)
 
 
 def test_the_first_form_that_the_family_and_the_loaders_read_is_taken() -> None:

@@ -70,7 +70,7 @@ def reading(loader: str, version: str, family: str, params: dict, **facts: objec
 
 @pytest.mark.parametrize("kind", sorted(set(DICTS) - {"v5-only"}))
 def test_a_rope_dict_is_recognised_by_its_keys(kind: str):
-    assert loaders.kind_of(DICTS[kind]) == kind
+    assert loaders.kinds_of(DICTS[kind])[0] == kind
 
 
 def test_a_bare_rope_parameters_is_read_by_version_5_alone():
@@ -145,7 +145,7 @@ def test_the_helper_keys_decide_if_a_loader_reads_nothing_else():
 def test_an_attn_factor_alone_is_read_by_those_loaders_and_by_no_transformers():
     """DeepSeek's distilled models carry attn_factor without attention_factor."""
     params = DICTS["yarn"] | {"attn_factor": 0.878}
-    assert loaders.kind_of(params) == "yarn"
+    assert loaders.kinds_of(params)[0] == "yarn"
     assert reading("vllm", "0.11", "llama", params).verdict == "different"
     assert reading("transformers", "5.23", "llama", params).verdict == "same"
 

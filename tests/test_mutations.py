@@ -77,8 +77,8 @@ MUTANTS = (
     mutant(
         "factor applied twice in the exported dict",
         "scaling/__init__.py",
-        "forms.divided(now.inv_freq, scaling.pair_factors),\n        rope.attention_factor",
-        "forms.divided(forms.divided(now.inv_freq, scaling.pair_factors), scaling.pair_factors),\n"
+        "divided(now.inv_freq, scaling.pair_factors),\n        rope.attention_factor",
+        "divided(divided(now.inv_freq, scaling.pair_factors), scaling.pair_factors),\n"
         "        rope.attention_factor",
     ),
     mutant(
@@ -96,8 +96,8 @@ MUTANTS = (
     mutant(
         "theta lost in reading",
         "scaling/forms.py",
-        'plain = plain_inv_freq(rope.dim, _number(params, "rope_theta"))',
-        "plain = plain_inv_freq(rope.dim, 10_000.0)",
+        'theta = _number(params, "rope_theta")',
+        "theta = 10_000.0",
         killers=READING,
     ),
     written(
@@ -131,8 +131,8 @@ MUTANTS = (
     mutant(
         "max_position_embeddings for the original (transformers 4.43 to 4.50)",
         "scaling/forms.py",
-        'return int(_number(params, "original_max_position_embeddings", context))',
-        "return context",
+        "lengths = {ORIGINAL: params.get(ORIGINAL) or context}",
+        "lengths = {ORIGINAL: context}",
     ),
     mutant(
         "d for d - 2 in NTK's exponent",

@@ -8,7 +8,7 @@ from comparing import assert_close, assert_number
 from ropext.scaling.rope import (
     Rope,
     Spectrum,
-    compression,
+    divisors,
     explain,
     phase_ratio,
     plain_inv_freq,
@@ -113,12 +113,11 @@ def test_phase_ratio() -> None:
     assert_number(phase_ratio(rope, rope.spectrum, 4000)[0], 2 * math.pi / 3, 1e-12, "capped")
 
 
-def test_compression() -> None:
-    rope = Rope(4, 100.0, 628)
-    assert_close(
-        compression(rope.spectrum, Spectrum((1.0, 0.025))), [1.0, 4.0], 1e-12, "compression"
-    )
-    assert compression(rope.spectrum, Spectrum((1.0, 0.0)))[1] == math.inf
+def test_divisors() -> None:
+    now = Rope(4, 100.0, 628).spectrum.inv_freq
+    assert_close(divisors(now, (1.0, 0.025)), [1.0, 4.0], 1e-12, "divisors")
+    assert divisors(now, (1.0, 0.0))[1] == math.inf
+    assert divisors((1.0, 0.0), (1.0, 0.0)) == (1.0, 1.0)
 
 
 def test_explain() -> None:

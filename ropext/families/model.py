@@ -16,11 +16,9 @@ from ropext.families.geometry import (
 )
 from ropext.families.table import LOGIT_SCALES, Family
 from ropext.scaling import forms
-from ropext.scaling.forms import Params
+from ropext.scaling.forms import NAMED, ORIGINAL, Params
 from ropext.scaling.rope import ABSENT, Edit, Rope, RopeSite
 
-ORIGINAL = "original_max_position_embeddings"
-NAMED = ("yarn", "longrope", "llama3")  # types whose dict states the original length
 STRETCHED = ("linear", "proportional")
 
 # Keys that cap a loader's length if they keep an old value; raised if they hold the old context.
@@ -360,36 +358,30 @@ def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bo
     kind = params["rope_type"]
     if params["rope_theta"] <= 1:
         raise ConfigError(f"rope_theta must be above 1, was {params['rope_theta']:g}")
-    if kind == "longrope" and params["original_max_position_embeddings"] < 2:
+    if kind == "longrope" and params[ORIGINAL] < 2:
         raise ConfigError(
             "original_max_position_embeddings of a longrope must be at least 2 (its"
             " logarithm divides)"
         )
     if kind == "dynamic" and params.get("alpha") and dim == 2:
         raise ConfigError("alpha changes theta, which a rotary dim of 2 does not have")
-    factors = forms.read_pair_factors(params, dim, context, nested=nested)
-    attention = forms.read_attention_factor(params, context)
-    if row.mscale_keys and kind != "default" and "long_mscale" in params:
-        attention = params["long_mscale"]
     keeps_mscale = kind == "yarn" or row.softmax_mscale
-    # Stock PhiMoE reads the short set at every length: an extension must write one set, the long.
-    short = tuple[float, ...]()
-    if kind == "longrope" and not row.mscale_keys:
-        short = forms.read_short_pair_factors(params, dim)
-    return Rope(
+    plain = Rope(
         dim=dim,
         theta=params["rope_theta"],
         context=context,
-        original_context=params["original_max_position_embeddings"] if kind in NAMED else context,
-        pair_factors=() if kind == "default" else factors,
-        short_pair_factors=short,
-        attention_factor=attention,
         mscale=params.get("mscale", 0.0) if keeps_mscale else 0.0,
         mscale_all_dim=params.get("mscale_all_dim", 0.0) if keeps_mscale else 0.0,
         softmax_mscale=row.softmax_mscale,
-        softmax_factor=forms.softmax_factor(params) if row.softmax_mscale else 1.0,
         nested=nested,
     )
+    rope = forms.read_rope(params, plain)
+    if row.mscale_keys and kind != "default":
+        # Stock PhiMoE reads the short set at every length: an extension must write one set, the
+        # long.
+        attention = params.get("long_mscale", rope.attention_factor)
+        return replace(rope, short_pair_factors=(), attention_factor=attention)
+    return rope
 
 
 def rotating_layers(row: Family, sizes: Sizes) -> int | None:

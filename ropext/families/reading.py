@@ -25,8 +25,6 @@ from ropext.families.geometry import (
     rotary_dim,
 )
 from ropext.families.model import (
-    NAMED,
-    ORIGINAL,
     PREDICTS,
     Lengths,
     Model,
@@ -42,7 +40,7 @@ from ropext.families.model import (
 from ropext.families.params import read_flat, read_nested
 from ropext.families.table import Label
 from ropext.scaling import forms
-from ropext.scaling.forms import Params
+from ropext.scaling.forms import NAMED, ORIGINAL, Params
 from ropext.scaling.rope import CONFIG, RopeSite
 
 # How many layers predict further tokens, as DeepSeek, Qwen and MiniMax call it.
@@ -359,14 +357,12 @@ def _listed_sites(text: TextConfig, params: Params) -> tuple[RopeSite, ...]:
 def _site(text: TextConfig, label: Label | None, params: Params) -> RopeSite:
     """Return the rotary embedding of a label, its rope dict completed as transformers completes
     it."""
-    kind = params["rope_type"]
-    if kind in NAMED:
+    if params["rope_type"] in NAMED:
         # Phi-3's way: at top level (or a class field there) it overrides the dict's.
-        original = text.integer(ORIGINAL)
-        original = text.defaults.get(ORIGINAL) if original is None else original
-        params = params | {ORIGINAL: original or params.get(ORIGINAL) or text.sizes.context}
-        if "factor" not in params and kind in ("yarn", "longrope"):
-            params["factor"] = text.sizes.context / params[ORIGINAL]
+        original = text.integer(ORIGINAL) or text.defaults.get(ORIGINAL)
+        if original:
+            params = params | {ORIGINAL: original}
+    params = forms.completed(params, text.sizes.context)
     if "rope_theta" not in params:
         raise ConfigError(f"rope_theta of {label.name if label else 'the model'} is missing")
     dim = rotary_dim(text, label, params)

@@ -8,12 +8,12 @@ from typing import Any
 from ropext.base.errors import InputError, RopextError, UsageError
 from ropext.families.config import named, text_part
 from ropext.families.geometry import TextConfig
-from ropext.families.model import LENGTH_KEYS, NAMED, ORIGINAL, Model, Problem, diff
+from ropext.families.model import LENGTH_KEYS, Model, Problem, diff
 from ropext.families.params import FORM_KEYS, LENGTHS
 from ropext.families.reading import as_read, interpret
 from ropext.families.table import family
 from ropext.families.writing import text_config, write
-from ropext.scaling.forms import Params
+from ropext.scaling.forms import NAMED, ORIGINAL, Params
 from ropext.scaling.rope import ABSENT, Edit
 
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta")

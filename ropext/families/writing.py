@@ -9,7 +9,7 @@ from ropext.base.jsontext import tagged
 from ropext.families.config import defaults_of, text_part
 from ropext.families.described import remember_facts
 from ropext.families.geometry import TextConfig
-from ropext.families.model import LENGTH_KEYS, ORIGINAL, Model
+from ropext.families.model import LENGTH_KEYS, Model
 from ropext.families.params import (
     FORM_KEYS,
     LENGTHS,
@@ -21,7 +21,7 @@ from ropext.families.params import (
 )
 from ropext.families.table import Family, Label, family
 from ropext.scaling import forms
-from ropext.scaling.forms import Params
+from ropext.scaling.forms import ORIGINAL, Params
 from ropext.scaling.rope import Rope, RopeSite
 
 # Keys that a save by another program or a user may change, because no verified value depends on
@@ -67,7 +67,7 @@ def as_written(model: Model, params: Params, rope: Rope) -> Params:
         return params | {"beta_fast": forms.BETA_FAST, "beta_slow": forms.BETA_SLOW} | params
     if params["rope_type"] == "default" or not row.mscale_keys:
         return params
-    attention = forms.read_attention_factor(params, rope.context)
+    attention = forms.read_attention_factor(params)
     original = {ORIGINAL: rope.original_context}
     return {"short_mscale": attention, "long_mscale": attention} | original | params
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ropext.base.errors import UsageError, did_you_mean
 from ropext.scaling import by_parts, forms, longrope, ntk, pi, self_extend, tables, yarn
 from ropext.scaling.method import Method, Scaling
-from ropext.scaling.rope import Rope, Spectrum
+from ropext.scaling.rope import Rope, Spectrum, divided
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -106,13 +106,13 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
                 "--pair-factors brings a set for short inputs, but the model has one already; give "
                 "one set, or start from the original spectrum with --from-original"
             )
-        short = forms.divided(now.inv_freq, scaling.short_pair_factors)
+        short = divided(now.inv_freq, scaling.short_pair_factors)
         short_context = rope.context
     softmax = 1.0
     if rope.softmax_mscale and rope.mscale_all_dim:
         softmax = forms.mscale(target / rope.original_context, rope.mscale_all_dim) ** 2
     return Spectrum(
-        forms.divided(now.inv_freq, scaling.pair_factors),
+        divided(now.inv_freq, scaling.pair_factors),
         rope.attention_factor * scaling.attention_factor,
         softmax,
         short,

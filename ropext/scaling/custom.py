@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from ropext.base.errors import UsageError, class_name
 from ropext.scaling.given import Function, function_called, innermost
 from ropext.scaling.method import Method, Scaling
-from ropext.scaling.rope import Rope, Spectrum, compression
+from ropext.scaling.rope import Rope, divisors
 
 Result = TypeVar("Result")
 
@@ -66,7 +66,7 @@ def method(name: str) -> Method:
                 "arguments; it must depend on them alone, not on chance, time or earlier calls, or "
                 "nothing can be verified"
             )
-        factors = compression(rope.spectrum, Spectrum(wanted))
+        factors = divisors(now, wanted)
         return Scaling(factors, attention / rope.attention_factor)
 
     summary = (innermost(function).__doc__ or "The user's own.").strip().partition("\n")[0]

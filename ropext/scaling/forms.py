@@ -1,28 +1,29 @@
 """The stock rope types: the spectrum and attention factor of a rope dict, and the dict of a wish.
 
-A *form* is a `rope_type` with its keys in transformers-5 names. `read` repeats transformers'
+A *form* is a `rope_type` with its keys in transformers-5 names. `completed` adds the lengths that a
+dict leaves to the config; everything else here takes a complete dict. `read` repeats transformers'
 arithmetic in float64 instead of its float32. `candidates` yields the dicts that `read` turns back
 into the wanted spectrum. An export is exact or it raises.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, replace
 from itertools import chain
 from typing import Any
 
 from ropext.base.errors import ConfigError
-from ropext.base.jsontext import untagged_float
 from ropext.scaling.rope import Params as Params
-from ropext.scaling.rope import Rope, Spectrum, plain_inv_freq
+from ropext.scaling.rope import Rope, Spectrum, divisors, plain_inv_freq
 
 NAMES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 LENGTH_DEPENDENT = ("dynamic", "longrope", "su")  # the last is longrope's old name
+ORIGINAL = "original_max_position_embeddings"
+NAMED = ("yarn", "longrope", "llama3")  # types whose dict states the original length
 # Keys without which stock transformers cannot build the form.
 REQUIRED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
@@ -49,7 +50,7 @@ def longrope_attention(factor: float, original: int) -> float:
 def default_attention(params: Mapping[str, Any]) -> float:
     """Return the attention factor that stock multiplies into cos and sin if the rope dict states
     none."""
-    match params.get("rope_type", "default"):
+    match params["rope_type"]:
         case "yarn":
             factor = params["factor"]
             m = params.get("mscale")
@@ -58,7 +59,7 @@ def default_attention(params: Mapping[str, Any]) -> float:
                 return mscale(factor, m) / mscale(factor, m_all)
             return mscale(factor)
         case "longrope":
-            return longrope_attention(params["factor"], params["original_max_position_embeddings"])
+            return longrope_attention(params["factor"], params[ORIGINAL])
     return 1.0
 
 
@@ -120,69 +121,53 @@ def _number(params: Mapping[str, Any], key: str, default: float | None = None) -
     return float(value)
 
 
-def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]:
-    """Return a list of a rope dict with one number above 0 per rotary pair; infinity is a pair that
-    does not turn."""
-    values = params.get(key)
-    if not isinstance(values, list | tuple):
-        raise ConfigError(f"{key} of the rope dict must be a list, was {values!r}")
-    numbers = [untagged_float(v) for v in values]
-    for i, value in enumerate(numbers):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ConfigError(
-                f"{key} of the rope dict must hold numbers above 0, but number {i} is {value!r}"
-            )
-    if len(numbers) != dim // 2:
+def completed(params: Params, context: int) -> Params:
+    """Return a rope dict with the original length and the factor that stock transformers takes for
+    absent ones: `context`, which is max_position_embeddings, and the ratio of the two lengths."""
+    kind = params["rope_type"]
+    if kind not in NAMED:
+        return params
+    lengths = {ORIGINAL: params.get(ORIGINAL) or context}
+    if kind != "llama3" and params.get("factor") is None:
+        lengths["factor"] = context / lengths[ORIGINAL]
+    return params | lengths
+
+
+def _listed_pair_factors(params: Params, key: str, dim: int) -> tuple[float, ...]:
+    """Return a list of a longrope dict, which has one number per rotary pair; infinity is a pair
+    that does not turn."""
+    factors = params[key]
+    if len(factors) != dim // 2:
         raise ConfigError(
-            f"{key} of the rope dict has {len(numbers)} numbers, but this model "
+            f"{key} of the rope dict has {len(factors)} numbers, but this model "
             f"rotates {dim // 2} pairs"
         )
-    return tuple(float(v) for v in numbers)
+    return tuple(factors)
 
 
-def _original(params: Mapping[str, Any], context: int) -> int:
-    """Return the original length of a rope dict; stock fills an absent one with
-    max_position_embeddings."""
-    return int(_number(params, "original_max_position_embeddings", context))
-
-
-def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tuple[float, ...]:
+def _yarn(params: Params, dim: int, nested: bool) -> tuple[float, ...]:
     """Return the pair factors of a yarn rope dict."""
-    theta = _number(params, "rope_theta")
-    # Stock reads `truncate` from the outer dict, so a nested one never sees it.
-    truncate = nested or bool(params.get("truncate", True))
-    if theta <= 1:
-        raise ConfigError(
-            f"rope_theta is {theta:g}, but a yarn dict needs one above 1 "
-            "(its ramp divides by ln theta)"
-        )
-    original = _original(params, context)
-    factor = _number(params, "factor", context / original)
     low, high = yarn_bounds(
         dim,
-        theta,
-        original,
+        params["rope_theta"],
+        params[ORIGINAL],
         _number(params, "beta_fast", BETA_FAST),
         _number(params, "beta_slow", BETA_SLOW),
-        truncate,
+        # Stock reads `truncate` from the outer dict, so a nested one never sees it.
+        truncate=nested or bool(params.get("truncate", True)),
     )
     # f' = f/s * ramp + f * (1 - ramp), so the divisor is 1 / (ramp/s + 1 - ramp).
+    factor = params["factor"]
     return tuple(1 / (r / factor + 1 - r) for r in linear_ramp(dim // 2, low, high))
 
 
-def read_pair_factors(
-    params: Mapping[str, Any], dim: int, context: int, *, nested: bool = False
-) -> tuple[float, ...]:
+def read_pair_factors(params: Params, dim: int, *, nested: bool = False) -> tuple[float, ...]:
     """Return the factors by which a rope dict divides the plain frequencies theta^(-2i/dim).
 
     An infinite factor means that the pair does not turn. For a longrope with two sets, return the
     set for inputs beyond the original length.
     """
-    kind = params.get("rope_type", "default")
-    if kind not in NAMES:
-        raise ConfigError(
-            f"transformers does not compute the rope_type {kind!r}; known are {', '.join(NAMES)}"
-        )
+    kind = params["rope_type"]
     missing = [key for key in REQUIRED.get(kind, ()) if key not in params]
     if missing:
         raise ConfigError(
@@ -192,65 +177,45 @@ def read_pair_factors(
     pairs = dim // 2
     match kind:
         case "linear":
-            return (_number(params, "factor"),) * pairs
+            return (params["factor"],) * pairs
         # Stateful: within max_position_embeddings stock computes plain RoPE. HunYuan's `alpha` is
         # a static change of theta under the same name, theta * alpha^(d/(d-2)).
         case "dynamic" if params.get("alpha") and dim > 2:
-            alpha = _number(params, "alpha")
-            return tuple(alpha ** (2 * i / (dim - 2)) for i in range(pairs))
+            return tuple(params["alpha"] ** (2 * i / (dim - 2)) for i in range(pairs))
         case "yarn":
-            return _yarn(params, dim, context, nested)
+            return _yarn(params, dim, nested)
         case "llama3":
             return llama3_pair_factors(
-                plain_inv_freq(dim, _number(params, "rope_theta")),
-                _original(params, context),
-                _number(params, "factor"),
-                _number(params, "low_freq_factor"),
-                _number(params, "high_freq_factor"),
+                plain_inv_freq(dim, params["rope_theta"]),
+                params[ORIGINAL],
+                params["factor"],
+                params["low_freq_factor"],
+                params["high_freq_factor"],
             )
         case "longrope":
-            return _numbers(params, "long_factor", dim)
+            return _listed_pair_factors(params, "long_factor", dim)
         # The first int(p * d // 2) pairs turn, at frequencies counted over all d; the rest do not.
         case "proportional":
-            turning = int(_number(params, "partial_rotary_factor", 1.0) * dim // 2)
-            turning = min(turning, pairs)
-            factor = _number(params, "factor", 1.0)
-            return (factor,) * turning + (math.inf,) * (pairs - turning)
+            turning = min(int(params.get("partial_rotary_factor", 1.0) * dim // 2), pairs)
+            return (params.get("factor", 1.0),) * turning + (math.inf,) * (pairs - turning)
     return (1.0,) * pairs
 
 
-def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float, ...]:
-    """Return the second set of pair factors of a longrope dict, for inputs within the original
-    length.
-
-    Return () if both sets are the same.
-    """
-    short = _numbers(params, "short_factor", dim)
-    if short == _numbers(params, "long_factor", dim):
-        return ()
-    return short
-
-
-def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
+def read_attention_factor(params: Params) -> float:
     """Return the attention factor of a rope dict, which stock multiplies into cos and sin."""
-    kind = params.get("rope_type", "default")
-    if kind not in ("yarn", "longrope"):
+    if params["rope_type"] not in ("yarn", "longrope"):
         return 1.0  # stock ignores the key in every other form
-    if params.get("attention_factor") is not None:
-        return _number(params, "attention_factor")
-    original = _original(params, context)
-    # Stock derives a factor of null (absent, in longrope) from the two lengths.
-    factor = _number(params, "factor", context / original)
-    lengths = {"original_max_position_embeddings": original, "factor": factor}
-    return default_attention({**params, **lengths})
+    if params.get("attention_factor") is None:
+        return default_attention(params)
+    return float(params["attention_factor"])
 
 
-def softmax_factor(params: Mapping[str, Any]) -> float:
+def softmax_factor(params: Params) -> float:
     """Return DeepSeek's softmax multiplier of a rope dict, mscale(factor, mscale_all_dim)^2 in
     every scaled form."""
-    if not params.get("mscale_all_dim") or params.get("rope_type", "default") == "default":
+    if not params.get("mscale_all_dim") or params["rope_type"] == "default":
         return 1.0
-    return mscale(_number(params, "factor", 1.0), _number(params, "mscale_all_dim")) ** 2
+    return mscale(params.get("factor", 1.0), params["mscale_all_dim"]) ** 2
 
 
 def steepness(params: Mapping[str, Any]) -> float:
@@ -260,7 +225,7 @@ def steepness(params: Mapping[str, Any]) -> float:
     (x - low)/(high - low) magnifies the rounding of x by about high/(high - low). Return 1 if that
     stays within the usual bounds: the ends are whole numbers, or far apart.
     """
-    kind = params.get("rope_type", "default")
+    kind = params.get("rope_type")
     if kind == "llama3":
         low = _number(params, "low_freq_factor")
         high = _number(params, "high_freq_factor")
@@ -273,36 +238,41 @@ def steepness(params: Mapping[str, Any]) -> float:
         if fast <= slow:
             return 1.0
         # The indices dim(r) are proportional to ln(L/(2 pi r)): dim and theta cancel.
-        turns = _number(params, "original_max_position_embeddings") / (2 * math.pi * slow)
+        turns = _number(params, ORIGINAL) / (2 * math.pi * slow)
         return max(1.0, math.log(turns) / math.log(fast / slow))
     return 1.0
 
 
-def divided(inv_freq: Iterable[float], factors: Iterable[float]) -> tuple[float, ...]:
-    """Return RoPE frequencies divided by one factor per rotary pair."""
-    return tuple(f / p for f, p in zip(inv_freq, factors, strict=True))
+def read_rope(params: Params, rope: Rope) -> Rope:
+    """Return a rotary embedding with the theta, the original length and the scaling that stock
+    transformers computes from a rope dict, in float64.
+
+    `rope` gives the facts that no dict changes: dim, nesting, and whether the softmax reads mscale.
+    """
+    kind = params["rope_type"]
+    theta = _number(params, "rope_theta")
+    factors = read_pair_factors(params, rope.dim, nested=rope.nested)
+    attention = read_attention_factor(params)
+    short = tuple[float, ...]()
+    if kind == "longrope":
+        short = _listed_pair_factors(params, "short_factor", rope.dim)
+    return replace(
+        rope,
+        theta=theta,
+        original_context=params[ORIGINAL] if kind in NAMED else rope.context,
+        pair_factors=() if kind == "default" else factors,
+        short_pair_factors=() if short == factors else short,
+        attention_factor=attention,
+        softmax_factor=softmax_factor(params) if rope.softmax_mscale else 1.0,
+    )
 
 
-def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
+def read(params: Params, rope: Rope) -> Spectrum:
     """Return the spectrum that stock transformers computes from a rope dict, in float64.
 
-    `rope` gives the facts that no dict changes (dim, nesting, whether the softmax reads mscale).
-    `context` is max_position_embeddings.
+    `rope` gives the facts that no dict changes, as for `read_rope`.
     """
-    plain = plain_inv_freq(rope.dim, _number(params, "rope_theta"))
-    factors = read_pair_factors(params, rope.dim, context, nested=rope.nested)
-    short = tuple[float, ...]()
-    if params.get("rope_type") == "longrope":
-        short = read_short_pair_factors(params, rope.dim)
-    inv_freq = divided(plain, factors)
-    attention = read_attention_factor(params, context)
-    softmax = 1.0
-    if rope.softmax_mscale:
-        softmax = softmax_factor(params)
-    if not short:
-        return Spectrum(inv_freq, attention, softmax)
-    short_inv_freq = divided(plain, short)
-    return Spectrum(inv_freq, attention, softmax, short_inv_freq, _original(params, context))
+    return read_rope(params, rope).spectrum
 
 
 def agree(a: Any, b: Any) -> bool:
@@ -349,7 +319,7 @@ def _lengths(rope: Rope, target: int) -> Params:
     """Return the two keys of a rope dict for the factor and the original length."""
     return {
         "factor": target / rope.original_context,
-        "original_max_position_embeddings": rope.original_context,
+        ORIGINAL: rope.original_context,
     }
 
 
@@ -470,20 +440,12 @@ def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -
         plain = plain_inv_freq(rope.dim, rope.theta)
         short = list(divisors(plain, wanted.short_inv_freq))
         # Stock switches sets at this length, and vLLM takes the factor from the two lengths.
-        lengths["original_max_position_embeddings"] = wanted.short_context
+        lengths[ORIGINAL] = wanted.short_context
         if not rope.mscale_all_dim:  # DeepSeek's softmax reads the whole factor
             lengths["factor"] = target / wanted.short_context
     out = {"rope_type": "longrope", "rope_theta": rope.theta} | lengths
     out |= {"short_factor": short, "long_factor": list(factors)} | _mscale_pair(rope)
     return with_attention(out, wanted.attention_factor)
-
-
-def divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
-    """Return the pair factor of each plain RoPE frequency; infinite if the pair must not turn."""
-    factors = []
-    for frequency, slower in zip(plain, wanted, strict=True):
-        factors.append(frequency / slower if slower else math.inf)
-    return tuple(factors)
 
 
 # In the order in which most loaders read them; a method's own form comes before these.
@@ -508,5 +470,5 @@ def candidates(
     for params in chain([native], others):
         if params is None or params["rope_theta"] >= LARGEST_THETA:
             continue
-        if same(read(params, rope, target), wanted):
+        if same(read(params, rope), wanted):
             yield params

@@ -13,7 +13,7 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -46,6 +46,18 @@ class Spectrum:
             values += self.short_inv_freq
         values.append(float(self.short_context))
         return hashlib.sha256(struct.pack(f"<{len(values)}d", *values)).hexdigest()
+
+
+def divided(inv_freq: Iterable[float], factors: Iterable[float]) -> tuple[float, ...]:
+    """Return RoPE frequencies divided by one factor per rotary pair."""
+    return tuple(f / p for f, p in zip(inv_freq, factors, strict=True))
+
+
+def divisors(inv_freq: Iterable[float], wanted: Iterable[float]) -> tuple[float, ...]:
+    """Return the pair factors that divide RoPE frequencies into the wanted ones: infinity for a
+    pair that must not turn, 1 for a pair that does not turn already."""
+    pairs = zip(inv_freq, wanted, strict=True)
+    return tuple(now / new if new else (1.0 if not now else math.inf) for now, new in pairs)
 
 
 def plain_inv_freq(dim: int, theta: float) -> tuple[float, ...]:
@@ -115,13 +127,12 @@ class Rope:
         """Return the spectrum of the rotary embedding today, with the scaling that its config
         declares."""
         plain = plain_inv_freq(self.dim, self.theta)
-        factors = self.pair_factors or (1.0,) * len(plain)
         short = self.short_pair_factors
         return Spectrum(
-            tuple(f / p for f, p in zip(plain, factors, strict=True)),
+            divided(plain, self.pair_factors) if self.pair_factors else plain,
             self.attention_factor,
             self.softmax_factor,
-            tuple(f / p for f, p in zip(plain, short, strict=True)) if short else None,
+            divided(plain, short) if short else None,
             self.original_context if short else 0,
         )
 
@@ -237,13 +248,6 @@ def phase_ratio(rope: Rope, wanted: Spectrum, target: int) -> tuple[float, ...]:
     return tuple(ratios)
 
 
-def compression(trained: Spectrum, wanted: Spectrum) -> tuple[float, ...]:
-    """Return the factor by which each rotary pair of a wanted spectrum is slower than in
-    training."""
-    pairs = zip(trained.inv_freq, wanted.inv_freq, strict=True)
-    return tuple(now / new if new else (1.0 if not now else math.inf) for now, new in pairs)
-
-
 @dataclass(frozen=True)
 class Explanation:
     """The numbers that explain a method: how far it extrapolates, and how much it compresses."""
@@ -258,8 +262,9 @@ def explain(rope: Rope, wanted: Spectrum, target: int) -> Explanation:
     most, and the mean compression."""
     # 1e-3: (T-1)/(L-1) against T/L makes a fully interpolated pair look extrapolated by 1/L.
     ratios = [r for r in phase_ratio(rope, wanted, target) if r > 1 + 1e-3 + 1 / rope.context]
-    turning = zip(compression(rope.spectrum, wanted), rope.spectrum.inv_freq, strict=True)
-    logs = [math.log(c) for c, now in turning if now and c < math.inf]
+    now = rope.spectrum.inv_freq
+    pairs = zip(divisors(now, wanted.inv_freq), now, strict=True)
+    logs = [math.log(factor) for factor, f in pairs if f and factor < math.inf]
     mean = math.exp(sum(logs) / len(logs)) if logs else 1.0
     return Explanation(len(ratios), max(ratios, default=1.0), mean)
 

@@ -7,7 +7,7 @@ from ropext.planning import Plan
 from ropext.results import BASE, FITTED, START, rules
 from ropext.results.measurement import Measurement
 from ropext.results.values import MARGIN
-from ropext.scaling.rope import compression
+from ropext.scaling.rope import divisors
 from ropext.training import fit_report, spectrum
 
 
@@ -23,7 +23,7 @@ class SpectrumChoice:
     def pair_factors(self) -> tuple[float, ...]:
         """Return by how much the spectrum that a fit writes slows each pair."""
         site = self.plan.main
-        return compression(site.rope.spectrum, site.wanted)
+        return divisors(site.rope.spectrum.inv_freq, site.wanted.inv_freq)
 
 
 def why_start_stays(measured: Measurement, start: str) -> str | None:

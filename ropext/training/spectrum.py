@@ -20,7 +20,7 @@ from ropext.base.errors import InputError, Stopped, UnsupportedModel, UsageError
 from ropext.base.jsontext import Json
 from ropext.models.head import probe_token_ids
 from ropext.scaling.forms import LARGEST_THETA, yarn_bounds
-from ropext.scaling.rope import RopeSite, compression
+from ropext.scaling.rope import RopeSite, divisors
 from ropext.training.loss import head_loss, next_token_labels
 from ropext.training.rows import IGNORED
 
@@ -49,7 +49,7 @@ class LearnedSpectrum(nn.Module):
         """Begin a learned spectrum at the planned start, with a ceiling on its pair factors."""
         super().__init__()
         self.rope = site.rope
-        self.start_factors = compression(site.rope.spectrum, site.wanted)
+        self.start_factors = divisors(site.rope.spectrum.inv_freq, site.wanted.inv_freq)
         # Limits every pair factor. Frozen dynamic NTK slows the last pair by more than --ceiling's
         # 4 times a large factor, and a start must be inside of its own guards.
         self.ceiling = max(ceiling, *self.start_factors)

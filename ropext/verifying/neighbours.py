@@ -77,7 +77,7 @@ def _rope_with_other_factor(site: RopeSite, step: float) -> Params | None:
     """Return the rope dict of a server that reads a factor greater by `step`; None if its form has
     none."""
     params = dict(site.params)
-    attention = forms.read_attention_factor(params, site.rope.context)
+    attention = forms.read_attention_factor(params)
     kind = params["rope_type"]
     if kind in WITH_FACTOR and "factor" in params:
         stated = {"attention_factor", "attn_factor"} & params.keys()
@@ -113,7 +113,7 @@ def _rope_without_attention_factor(site: RopeSite) -> Params | None:
     """Return the rope dict of a server that ignores the attention factor; None if that is 1
     already."""
     params = dict(site.params)
-    if math.isclose(forms.read_attention_factor(params, site.rope.context), 1):
+    if math.isclose(forms.read_attention_factor(params), 1):
         return None
     return forms.with_attention(params, 1.0)
 

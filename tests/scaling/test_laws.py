@@ -157,7 +157,7 @@ def test_some_form_carries_every_method_at_every_temperature(
     dicts = list(forms.candidates(rope, spectrum, target))
     assert dicts
     for params in dicts:
-        read = forms.read(params, rope, target)
+        read = forms.read(params, rope)
         what = f"{method} carried by {params['rope_type']}"
         assert_close(read.inv_freq, spectrum.inv_freq, forms.EXACT, what)
         assert_number(read.attention_factor, attention, forms.EXACT, what)
@@ -172,7 +172,7 @@ def test_longrope_carries_any_spectrum(rope: Rope, s: int, data: st.DataObject) 
     plain = plain_inv_freq(rope.dim, rope.theta)
     spectrum = Spectrum(tuple(f / p for f, p in zip(plain, divisors, strict=True)), 1.17)
     target = s * rope.context
-    read = forms.read(next(forms.candidates(rope, spectrum, target)), rope, target)
+    read = forms.read(next(forms.candidates(rope, spectrum, target)), rope)
     assert_close(read.inv_freq, spectrum.inv_freq, forms.EXACT, "carried")
     assert_number(read.attention_factor, 1.17, forms.EXACT, "carried attention factor")
 
@@ -192,15 +192,8 @@ def test_composition_is_sequential(first: str, second: str, rope: Rope, s: int, 
             rope, scaling.compose(rope, asked, middle), middle, scaling.native(rope, asked)
         )
     )
-    now = forms.read(params, rope, middle)
-    again = Rope(
-        rope.dim,
-        params["rope_theta"],
-        middle,
-        original_context=params.get("original_max_position_embeddings", middle),
-        pair_factors=forms.read_pair_factors(params, rope.dim, middle),
-        attention_factor=now.attention_factor,
-    )
+    now = forms.read(params, rope)
+    again = forms.read_rope(params, Rope(rope.dim, rope.theta, middle))
     assert_close(again.spectrum.inv_freq, now.inv_freq, ROUNDING, "read again")
     asked = scaling.scale(again, second, end, knobs_of(again, second), None)
     got = scaling.compose(again, asked, end)
@@ -212,7 +205,7 @@ def test_composition_is_sequential(first: str, second: str, rope: Rope, s: int, 
         ROUNDING,
         "attention factors multiply",
     )
-    carried = forms.read(next(forms.candidates(again, got, end)), again, end)
+    carried = forms.read(next(forms.candidates(again, got, end)), again)
     assert_close(carried.inv_freq, got.inv_freq, forms.EXACT, "and the product is carried")
 
 
@@ -312,4 +305,4 @@ def test_everything_is_carried_exactly_or_refused_in_a_sentence(
         assert tiny or not usable(rope, method) or rope.theta <= 1
         return
     assert all(math.isfinite(f) for f in spectrum.inv_freq)
-    assert forms.same(forms.read(params, rope, target), spectrum)
+    assert forms.same(forms.read(params, rope), spectrum)

@@ -192,7 +192,7 @@ def test_deepseek_softmax(m: float, expected: float) -> None:
     asked = scaling.scale(rope, "yarn", 163_840, scaling.find("yarn").knobs(), None)
     got = scaling.compose(rope, asked, 163_840)
     params = next(forms.candidates(rope, got, 163_840, scaling.native(rope, asked)))
-    read = forms.read(params, rope, 163_840)
+    read = forms.read(params, rope)
     assert_number(got.softmax_factor, expected, BOUND, "softmax factor, planned")
     assert_number(read.softmax_factor, expected, BOUND, "softmax factor, as written")
     assert_number(read.attention_factor, 1.0, BOUND, "attention factor")
@@ -222,19 +222,15 @@ def test_composition_on_llama3() -> None:
     The ramp sees the model's present frequencies. Pair 35 is 0.0000955621235396 after the release's
     8, and turns 131072 * 0.0000955621235396 / (2 pi) = 1.99349821 times. So gamma = 0.99349821/31.
     """
-    release = forms.read_pair_factors(
-        {
-            "rope_type": "llama3",
-            "rope_theta": 5e5,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        128,
-        131_072,
-    )
-    rope = Rope(128, 5e5, 131_072, original_context=8192, pair_factors=release)
+    release = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    rope = forms.read_rope(release, Rope(128, 5e5, 131_072))
     got = spectrum(rope, "by-parts", 262_144)
     turns = 131_072 * 0.0000955621235396468302 / (2 * math.pi)
     gamma = (turns - 1) / 31

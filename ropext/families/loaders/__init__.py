@@ -3,7 +3,6 @@
 from ropext.families.loaders.lookup import (
     LoaderReading,
     exact_in,
-    kind_of,
     kinds_of,
     loader_of,
     misread,
@@ -37,7 +36,6 @@ __all__ = [
     "exact_in",
     "file_lines",
     "file_override_line",
-    "kind_of",
     "kinds_of",
     "loader_of",
     "misread",

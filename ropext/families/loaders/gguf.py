@@ -20,7 +20,7 @@ from ropext.families.loaders.lookup import LoaderReading, reading_in
 from ropext.families.loaders.table import readers as programs
 from ropext.scaling import forms
 from ropext.scaling.forms import Params
-from ropext.scaling.rope import Rope, Spectrum, plain_inv_freq
+from ropext.scaling.rope import Rope, Spectrum, divisors, plain_inv_freq
 
 # Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
 STORED = 2.0**-22
@@ -235,7 +235,7 @@ def _offered_ropes(
     """Yield the GGUF keys and divisors to try for this architecture, the most widely read first."""
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
-    factors = forms.divisors(plain, wanted.inv_freq)
+    factors = divisors(plain, wanted.inv_freq)
     held = tuple(min(factor, STANDS) for factor in factors)  # as float32 numbers in a file
     theta = forms.theta_form(rope, factors, wanted, 0)
     if theta is not None:
@@ -265,7 +265,7 @@ def _offered_ropes(
     if "factors" in row.adds:
         short = factors
         if wanted.short_inv_freq is not None:
-            short = forms.divisors(plain, wanted.short_inv_freq)
+            short = divisors(plain, wanted.short_inv_freq)
             original = wanted.short_context
         yield GgufRope(rope.theta, "longrope", 1.0, original, divisors=held, short=short)
 

@@ -163,11 +163,6 @@ def _has_non_rotating_pairs(params: Params) -> bool:
     return False
 
 
-def kind_of(params: Params) -> str:
-    """Return the row of the loader table that a rope dict belongs to."""
-    return kinds_of(params)[0]
-
-
 @dataclass(frozen=True)
 class LoaderReading:
     """The result of one loader for one checkpoint's rope config."""

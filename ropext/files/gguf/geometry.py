@@ -11,11 +11,11 @@ from ropext.families.config import named
 from ropext.families.described import NO_FACTS
 from ropext.families.geometry import MOST_CHANNELS, MOST_LAYERS, MOST_ROTARY
 from ropext.families.loaders.gguf import Architecture, GgufRope, given_by_ollama, older_names
-from ropext.families.model import ORIGINAL
 from ropext.families.table import family
 from ropext.files.gguf.header import GgufHeader
 from ropext.files.gguf.stock_form import stock_form
 from ropext.scaling import forms
+from ropext.scaling.forms import ORIGINAL
 
 FREQS = "rope_freqs.weight"
 LONG = "rope_factors_long.weight"

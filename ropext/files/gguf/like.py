@@ -15,7 +15,7 @@ from ropext.files.gguf.header import F32, TYPES, GgufHeader
 from ropext.files.gguf.keys import close
 from ropext.options.extend import KNOBS, Extend, knobs_for
 from ropext.scaling import forms
-from ropext.scaling.rope import Rope, compression
+from ropext.scaling.rope import Rope, divisors
 
 NORM = re.compile(r"(?:.*\.)?layers\.(\d+)\.input_layernorm\.weight")
 MATRICES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
@@ -55,11 +55,10 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
         return simpler
     short = None
     if wanted.short_inv_freq:
-        pairs = zip(now[0].inv_freq, wanted.short_inv_freq, strict=True)
-        short = tuple(before / after for before, after in pairs)
+        short = divisors(now[0].inv_freq, wanted.short_inv_freq)
     return request.changed(
         method="longrope",
-        pair_factors=compression(now[0], wanted),
+        pair_factors=divisors(now[0].inv_freq, wanted.inv_freq),
         short_pair_factors=short,
         **lengths,
     )

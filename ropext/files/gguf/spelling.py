@@ -7,9 +7,9 @@ after the extension, and dequantised weights need it to load in transformers.
 from ropext.base.jsontext import Json
 from ropext.families.config import defaults_of
 from ropext.families.described import NO_FACTS
-from ropext.families.model import ORIGINAL
 from ropext.families.table import Label, family
 from ropext.files.gguf.geometry import FULL, WINDOWED, Geometry, WindowedLayers, share_of
+from ropext.scaling.forms import ORIGINAL
 
 
 def config_of(geometry: Geometry) -> dict[str, Json]:

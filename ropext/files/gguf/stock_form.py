@@ -7,8 +7,8 @@ from ropext.base.errors import NotExpressible
 from ropext.base.jsontext import Json
 from ropext.families.loaders.gguf import STORED, GgufRope
 from ropext.families.loaders.gguf import read as ggml_read
-from ropext.families.model import ORIGINAL
 from ropext.scaling import forms
+from ropext.scaling.forms import ORIGINAL
 from ropext.scaling.rope import Rope, plain_inv_freq
 
 
