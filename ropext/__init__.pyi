@@ -9,7 +9,6 @@ from pathlib import Path
 from peft import PeftModel
 from ropext.base.narration import Say
 from ropext.base.narration import Show
-from ropext.endpoint.plain_server import PlainServer
 from ropext.files.checkpoint.push import Pushed
 from ropext.files.inspecting.model import Inspection
 from ropext.files.schemes.inspection import PositionFacts
@@ -25,6 +24,7 @@ from ropext.results.report.compared import Compared
 from ropext.training.result import Finetuned
 from ropext.training.result import Fitted
 from ropext.verifying.checks import Verification
+from ropext.verifying.plain_server import PlainServer
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase
 from transformers import PretrainedConfig

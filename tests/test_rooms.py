@@ -28,6 +28,7 @@ ABOVE_THE_LINE = (
     "base.jsontext",
     "base.locks",
     "base.guard",
+    "base.staging",
     "base.workdir",
     "base.jobs",
     "base.lengths",

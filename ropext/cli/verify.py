@@ -112,12 +112,12 @@ def command(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Check a directory or GGUF against its plan. Frequencies, config keys, lengths, weights."""
-    from ropext.endpoint.plain_server import PlainServer
     from ropext.families import loaders
     from ropext.files import inspecting
     from ropext.results.report import text
     from ropext.verifying import verification
     from ropext.verifying.endpoint import ENDPOINT
+    from ropext.verifying.plain_server import PlainServer
 
     names: tuple[str, ...] = ()
     if for_loaders is not None:

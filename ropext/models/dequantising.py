@@ -19,8 +19,8 @@ from ropext.base import bundled
 from ropext.base.errors import InputError
 from ropext.base.jsontext import dump
 from ropext.base.narration import Say, in_bytes, no_messages
+from ropext.base.staging import check_space
 from ropext.files.checkpoint.provenance import read_record
-from ropext.files.checkpoint.staging import check_space
 from ropext.files.inspecting import open_model
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 from ropext.base.errors import UsageError
 from ropext.base.jsontext import read_json, write_json
 from ropext.base.narration import Call, clean_command, file_progress
+from ropext.base.staging import Output, check_output
 from ropext.base.workdir import Flat, Workdir, remove
 from ropext.files.checkpoint import open_snapshot, provenance, with_weights
-from ropext.files.checkpoint.staging import Output, check_output
 from ropext.models.processes import rank_and_count
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
 from ropext.pipeline.choice import AutoChoice

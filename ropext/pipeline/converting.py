@@ -14,8 +14,8 @@ from ropext.base.errors import UsageError
 from ropext.base.inputs import read_text
 from ropext.base.locks import check_unlocked
 from ropext.base.narration import Call, Say, no_messages
+from ropext.base.staging import Output, check_output, finish_tree, staged
 from ropext.files.checkpoint import Snapshot, open_snapshot
-from ropext.files.checkpoint.staging import Output, check_output, finish_tree, staged
 from ropext.files.gguf import GgufFile, as_file
 from ropext.files.inspecting import open_model, planned
 from ropext.options.extend import Extend, Writing, parse_extend

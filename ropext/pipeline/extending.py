@@ -12,12 +12,12 @@ from ropext.base.inputs import read_text
 from ropext.base.jsontext import Json, JsonObject
 from ropext.base.locks import check_unlocked
 from ropext.base.narration import Call, Say, Show, file_progress
+from ropext.base.staging import check_output
 from ropext.families.loaders import Serving
 from ropext.files.checkpoint import Snapshot, provenance, with_weights
 from ropext.files.checkpoint.card import BaseName, Card, card_of
 from ropext.files.checkpoint.provenance import TRAINED_ON, record_in, record_of, with_training
 from ropext.files.checkpoint.snapshot import INDEX, NoWeights
-from ropext.files.checkpoint.staging import check_output
 from ropext.files.checkpoint.writing import (
     DirectorySource,
     OutputSource,

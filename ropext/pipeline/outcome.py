@@ -13,11 +13,11 @@ from ropext.base.errors import InputError, OutputExists
 from ropext.base.jsontext import JsonObject, digest, read_json, write_json
 from ropext.base.locks import run_folder
 from ropext.base.narration import clean_command
+from ropext.base.staging import Output, check_output, recover, staged
 from ropext.base.table import with_rows
 from ropext.base.workdir import STEPS, Flat
 from ropext.files.checkpoint import card, provenance
 from ropext.files.checkpoint.provenance import Record, read_record
-from ropext.files.checkpoint.staging import Output, check_output, recover, staged
 from ropext.files.checkpoint.writing import copy_file, place
 from ropext.pipeline.evidence import SECTION, Evidence, compared_runs_key, evidence_of, run_section
 from ropext.pipeline.hashes import Hashes

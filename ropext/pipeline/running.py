@@ -22,9 +22,9 @@ from ropext.base.errors import OutputExists, UsageError
 from ropext.base.inputs import from_home
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import Call, clean_command, scrub
+from ropext.base.staging import check_place, recover
 from ropext.base.workdir import Workdir
 from ropext.files.checkpoint import provenance
-from ropext.files.checkpoint.staging import check_place, recover
 from ropext.models.processes import is_main, rank_and_count, wait_for_everyone
 from ropext.options.fields import EVALUATE
 from ropext.pipeline import job, outcome

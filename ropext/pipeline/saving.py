@@ -11,10 +11,10 @@ from ropext.base.atomic import library_errors
 from ropext.base.errors import InputError, OutputExists, UnsupportedModel, UsageError, class_name
 from ropext.base.inputs import from_home
 from ropext.base.jsontext import Json, JsonObject
+from ropext.base.staging import Output, Staged
 from ropext.files.checkpoint import open_snapshot, provenance
 from ropext.files.checkpoint.card import BaseName, Card, card_of, write_card
 from ropext.files.checkpoint.provenance import SAVED, Record, record_of
-from ropext.files.checkpoint.staging import Output, Staged
 from ropext.files.checkpoint.tokenizer import (
     TOKENIZER,
     clear_truncation,

@@ -12,10 +12,10 @@ from ropext.base.errors import InputError
 from ropext.base.jsontext import JsonObject, digest
 from ropext.base.locks import release, run_folder
 from ropext.base.narration import kept_after_interrupt
+from ropext.base.staging import recover, remove_output
 from ropext.base.workdir import Flat, remove
 from ropext.files.checkpoint.digests import check_unchanged
 from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, rewrite
-from ropext.files.checkpoint.staging import recover, remove_output
 from ropext.options.fields import (
     CONTENT,
     FILES,

@@ -27,19 +27,19 @@ from ropext.base.narration import (
     pausing,
     told,
 )
-from ropext.base.workdir import SCHEMA, USED, Workdir, differences, first_of, has_work, read
-from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.variants import Computing, Variant
-from ropext.files.checkpoint import Snapshot
-from ropext.files.checkpoint.digests import Digests, check_unchanged
-from ropext.files.checkpoint.provenance import taken_digests, versions, weights_digest
-from ropext.files.checkpoint.staging import (
+from ropext.base.staging import (
     Output,
     check_output,
     check_space,
     recover,
     settle_output,
 )
+from ropext.base.workdir import SCHEMA, USED, Workdir, differences, first_of, has_work, read
+from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.variants import Computing, Variant
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.digests import Digests, check_unchanged
+from ropext.files.checkpoint.provenance import taken_digests, versions, weights_digest
 from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
 from ropext.models.head import PROBE, predicted_head_problem

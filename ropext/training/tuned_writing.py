@@ -17,11 +17,11 @@ from pathlib import Path
 from ropext.base.atomic import os_errors
 from ropext.base.bundled import MODELS
 from ropext.base.jsontext import JsonObject, dump
+from ropext.base.staging import Output, check_space, staged
 from ropext.files import inspecting
 from ropext.files.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.files.checkpoint.adapter import WEIGHTS
 from ropext.files.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
-from ropext.files.checkpoint.staging import Output, check_space, staged
 from ropext.files.checkpoint.weights import identify_weights
 from ropext.files.checkpoint.writing import WriteOptions, copy_file, place
 from ropext.models.adapter import add_adapter

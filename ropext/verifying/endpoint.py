@@ -9,7 +9,6 @@ from ropext import families
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.jsontext import JsonObject, read_object
 from ropext.base.narration import Say, no_messages
-from ropext.endpoint.plain_server import PlainServer, compare_with_plain, prompt_lengths
 from ropext.endpoint.server import model_and_limit, server_at
 from ropext.files.checkpoint import open_snapshot
 from ropext.verifying import proof
@@ -17,6 +16,7 @@ from ropext.verifying.checks import Check, Depth, RotarySubject, Verification
 from ropext.verifying.claim import planned_claim, read_plan
 from ropext.verifying.judging import Neighbour
 from ropext.verifying.neighbours import PLAIN, neighbours
+from ropext.verifying.plain_server import PlainServer, compare_with_plain, prompt_lengths
 
 if TYPE_CHECKING:
     from ropext.verifying import server

@@ -5,7 +5,6 @@ from pathlib import Path
 from ropext.base.errors import UsageError
 from ropext.base.inputs import model_name
 from ropext.base.narration import Say, Show, no_messages, no_progress
-from ropext.endpoint.plain_server import PlainServer
 from ropext.endpoint.server import require_server
 from ropext.files.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.files.inspecting import naming_config, open_model, read_again
@@ -16,6 +15,7 @@ from ropext.verifying.checks import HEADERS_ALONE, Check, Depth, RotarySubject, 
 from ropext.verifying.claim import claim_of, table_claim
 from ropext.verifying.directory import check_rotary
 from ropext.verifying.endpoint import AskedServer, check_saved_plan
+from ropext.verifying.plain_server import PlainServer
 from ropext.verifying.repair import repair, write_config
 from ropext.verifying.weights import check_other_sets
 

@@ -7,8 +7,8 @@ from itertools import islice
 from ropext.base.errors import UsageError
 from ropext.base.jsontext import dump, read_object
 from ropext.base.narration import Show
+from ropext.base.staging import replace_file
 from ropext.files.checkpoint import OTHER_SET, VARIANT, Snapshot, provenance
-from ropext.files.checkpoint.staging import replace_file
 from ropext.files.checkpoint.weights import (
     WeightFile,
     compare_weights,

@@ -23,7 +23,7 @@ from ropext import families
 from ropext.base import guard
 from ropext.base.errors import NotExpressible, RopextError, UsageError, listed
 from ropext.base.jsontext import read_json, write_json
-from ropext.files.checkpoint.staging import Output, staged
+from ropext.base.staging import Output, staged
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.scaling.forms import longrope_attention

@@ -17,11 +17,11 @@ from marked import manifest
 from sample_checkpoint import card, make_model, record, tree, write_json
 
 from ropext.base.errors import InputError
+from ropext.base.staging import Output, check_output
 from ropext.files.checkpoint import open_snapshot, provenance
 from ropext.files.checkpoint.card import Figure, render
 from ropext.files.checkpoint.digests import Digests
 from ropext.files.checkpoint.push import Head, _keep_card
-from ropext.files.checkpoint.staging import Output, check_output
 
 pytestmark = pytest.mark.slow  # every interpreter imports huggingface_hub
 

@@ -17,10 +17,9 @@ from types import SimpleNamespace
 import pytest
 from marked import at_work, checkpoint, mark
 
-from ropext.base import guard, locks
+from ropext.base import guard, locks, staging
 from ropext.base.errors import InputError, OutputExists, UsageError
-from ropext.files.checkpoint import staging
-from ropext.files.checkpoint.staging import Output, check_output, check_space, replace_file, staged
+from ropext.base.staging import Output, check_output, check_space, replace_file, staged
 
 
 def write(output: Path, text: str = "new", **kwargs) -> None:
@@ -410,7 +409,7 @@ def test_only_marked_folders_are_deleted(tmp_path: Path):
 HOLD = """
 import sys
 from pathlib import Path
-from ropext.files.checkpoint.staging import Output, staged
+from ropext.base.staging import Output, staged
 with staged(Output(Path(sys.argv[1]))) as stage:
     print("ready", flush=True)
     sys.stdin.read()

@@ -131,7 +131,7 @@ def test_extend_without_proof_imports_no_heavy_library(llama, tmp_path):
 # runs a text, as it does for a dataclass: then CPython would end `python -m` by the signal.
 IMPORTED = {
     "at once": "typer",
-    "as checkpoints are imported": "ropext.files.checkpoint.staging",
+    "as checkpoints are imported": "ropext.base.staging",
     "as the proof is imported": "ropext.verifying.proof",
 }
 STOP = """

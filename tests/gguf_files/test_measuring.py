@@ -13,11 +13,10 @@ from command_line import run
 from gguf_files import making
 
 import ropext
-from ropext.base import bundled, guard
+from ropext.base import bundled, guard, staging
 from ropext.base.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.base.narration import NOBODY
 from ropext.evaluation import request
-from ropext.files.checkpoint import staging
 from ropext.files.gguf import open_gguf, proving
 from ropext.models import dequantising
 from ropext.models.dequantising import dequantised_directory

@@ -14,6 +14,7 @@ from command_line import run
 from gguf_files import ggml, making
 
 import ropext
+from ropext.base import staging
 from ropext.base.errors import (
     InputError,
     NotExpressible,
@@ -27,7 +28,6 @@ from ropext.base.guard import signed
 from ropext.base.narration import Call
 from ropext.families.loaders.serving import ollama_name
 from ropext.files import inspecting
-from ropext.files.checkpoint import staging
 from ropext.files.gguf import open_gguf, proving, writing
 from ropext.files.gguf.header import read_gguf
 from ropext.pipeline import extending

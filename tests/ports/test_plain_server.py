@@ -11,7 +11,7 @@ from test_endpoint import serving
 
 import ropext
 from ropext.base.errors import InputError
-from ropext.endpoint import plain_server
+from ropext.verifying import plain_server
 
 
 def plain(ids: list[int]) -> list[float]:

@@ -134,7 +134,7 @@ def run(
 
 
 def _disturb(room: Path, meanwhile: Callable[[Path], None]) -> None:
-    from ropext.files.checkpoint import staging
+    from ropext.base import staging
 
     commit = staging._commit
 

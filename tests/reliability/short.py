@@ -18,8 +18,8 @@ from tests.support import paths  # noqa: F401  it makes the next imports possibl
 # isort: split
 from reliability.__main__ import conduct, parse, ready
 
-from ropext.base import guard
-from ropext.files.checkpoint import staging, writing
+from ropext.base import guard, staging
+from ropext.files.checkpoint import writing
 
 
 def nothing() -> None:

@@ -21,10 +21,10 @@ from ropext.base.errors import InputError
 from ropext.base.inputs import is_plain_name
 from ropext.base.jsontext import Json, JsonObject, digest, dump, noun, read_object
 from ropext.base.narration import clean_command, scrub
+from ropext.base.staging import replace_file
 from ropext.families import Model, stock
 from ropext.families.config import check_foreign_parts, named, shown
 from ropext.files.checkpoint.snapshot import Snapshot
-from ropext.files.checkpoint.staging import replace_file
 from ropext.files.checkpoint.weights import Count, WeightFile
 from ropext.planning import ExtensionPlan
 from ropext.scaling.rope import ABSENT, CONFIG, Edit, Site, Spectrum

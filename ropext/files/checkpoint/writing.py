@@ -19,6 +19,7 @@ from ropext.base.errors import InputError, ProofFailed
 from ropext.base.inputs import open_regular
 from ropext.base.jsontext import JsonObject, dump
 from ropext.base.narration import Show, no_progress
+from ropext.base.staging import Output, Staged, check_space, existing_parent, staged
 from ropext.base.systems import (
     bytes_on_disk,
     copy_in_kernel,
@@ -31,7 +32,6 @@ from ropext.files.checkpoint import provenance, tokenizer
 from ropext.files.checkpoint.card import Card, write_card
 from ropext.files.checkpoint.provenance import Record
 from ropext.files.checkpoint.snapshot import Snapshot
-from ropext.files.checkpoint.staging import Output, Staged, check_space, existing_parent, staged
 from ropext.files.checkpoint.tokenizer import TOKENIZER
 from ropext.files.checkpoint.weights import (
     WeightFile,

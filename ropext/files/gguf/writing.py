@@ -16,10 +16,10 @@ from ropext.base.errors import RopextError, UsageError
 from ropext.base.inputs import open_regular
 from ropext.base.jsontext import Json, JsonObject, tagged
 from ropext.base.narration import Show
+from ropext.base.staging import Output, Staged, check_space
 from ropext.base.systems import bytes_on_disk
 from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.provenance import Record
-from ropext.files.checkpoint.staging import Output, Staged, check_space
 from ropext.files.checkpoint.writing import TEXT_ROOM, Copying, WriteOptions, place
 from ropext.files.gguf.file import FILLER, PARTS, RECORD, WHOLE, GgufFile
 from ropext.files.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader, read_gguf

@@ -1,4 +1,4 @@
-"""Write one directory as a whole or not at all.
+"""Write one output as a whole or not at all: prepare it in a folder next to it, flush, rename.
 
 ropext prepares the output OUT in `.OUT.ropext-TOKEN/new` in the same directory, flushes it, and
 renames it in one step. It holds the lock of OUT meanwhile. It changes nothing before every possible
