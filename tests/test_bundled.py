@@ -10,6 +10,7 @@ from ropext.base import bundled
 from ropext.base.errors import InputError, UsageError
 from ropext.evaluation.corpus import Source, read_documents
 from ropext.files.checkpoint import open_snapshot
+from ropext.files.checkpoint.snapshot import short_name
 from ropext.files.inspecting import open_model
 
 
@@ -18,7 +19,7 @@ def test_the_demo_opens_from_any_directory(tmp_path, monkeypatch):
     snapshot = open_snapshot("ropext://demo", weights=True)
     assert snapshot.weight_files == ("model.safetensors",)
     # What a record and a card say of it holds no path.
-    assert (snapshot.name, snapshot.short_name, snapshot.hub_id) == (
+    assert (snapshot.name, short_name(snapshot.name, None), snapshot.hub_id) == (
         *["ropext://demo"] * 2,
         None,
     )

@@ -14,7 +14,7 @@ import ropext
 from ropext.base import guard
 from ropext.base.bundled import MODELS
 from ropext.base.errors import InputError, OutputExists, ProofFailed, UsageError
-from ropext.files.checkpoint.card import BaseName, card_of
+from ropext.files.checkpoint.card import card_of
 from ropext.files.checkpoint.provenance import read_record, record_of
 from ropext.files.checkpoint.writing import WriteOptions, write
 from ropext.files.inspecting import plan_config
@@ -198,8 +198,7 @@ def written_as(model, out: Path, config) -> Path:
     """Write the model in memory with a config as `save` does."""
     plan = plan_config(model.config.to_dict(), Extend(method="yarn", factor=4.0))
     record = record_of(plan, {"name": "base", "config": {}})
-    card = partial(card_of, plan, BaseName("base", False), out.name)
-    source = MemorySource(model, config, dict, card)
+    source = MemorySource(model, config, dict, partial(card_of, plan))
     return write(source, out, record, WriteOptions(no_verify=True)).output
 
 

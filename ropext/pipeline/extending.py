@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,14 @@ from ropext.base.narration import Call, Say, Show, file_progress
 from ropext.base.staging import check_output
 from ropext.families.loaders import Serving
 from ropext.files.checkpoint import Snapshot, provenance, with_weights
-from ropext.files.checkpoint.card import BaseName, Card, card_of
-from ropext.files.checkpoint.provenance import TRAINED_ON, record_in, record_of, with_training
+from ropext.files.checkpoint.card import Card, card_of
+from ropext.files.checkpoint.provenance import (
+    TRAINED_ON,
+    Record,
+    record_in,
+    record_of,
+    with_training,
+)
 from ropext.files.checkpoint.snapshot import INDEX, NoWeights
 from ropext.files.checkpoint.writing import (
     DirectorySource,
@@ -84,7 +91,7 @@ class ExtensionJob:
         if is_here:  # else the weights are fetched first
             with _or_without_a_copy(self.plan):
                 snapshot.require_weights()
-                source = source_of(snapshot, self.plan, output.name, call)
+                source = source_of(snapshot, self.plan, call)
                 check_output(source.check(output, WriteOptions(self.writing.link, call.force)))
 
     def counts(self) -> ExtensionPlan:
@@ -161,14 +168,14 @@ def write_extension(
     older = record_in(snapshot)
     if older is not None and (trained := with_training(older).get(TRAINED_ON)):
         record = replace(record, more=dict(record.more) | {TRAINED_ON: trained})
-    source = source_of(snapshot, made, output.name, call)
+    source = source_of(snapshot, made, call)
     show = file_progress(call.hooks.say)
     manner = WriteOptions(how.link, call.force, how.hash, how.no_verify, show)
     return MadeExtension(made, write(source, output, record, manner))
 
 
-def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
-    """Return how the output `title` of a plan is written and then proved.
+def source_of(snapshot: Snapshot, plan: ExtensionPlan, call: Call) -> OutputSource:
+    """Return how the output of a plan is written and then proved.
 
     A GGUF gives a file, proved by ggml's formula; any other snapshot gives a directory, proved by
     transformers in a child process. The directory has grown tables if the plan grows them.
@@ -179,10 +186,7 @@ def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -
 
         return FileSource(as_file(snapshot), plan.main, plan.target)
 
-    def card(proved: JsonObject | None) -> Card:
-        """Return the model card of the output with the result of transformers' proof."""
-        return card_of(plan, BaseName.of(snapshot), title, proved)
-
+    card = partial(card_of, plan)
     growth = plan.growth
     if growth is not None:
         return _table_source(snapshot, plan, growth, card, call)
@@ -201,7 +205,7 @@ def _table_source(
     snapshot: Snapshot,
     plan: ExtensionPlan,
     growth: Growth,
-    card: Callable[[JsonObject | None], Card],
+    card: Callable[[Record, str], Card],
     call: Call,
 ) -> DirectorySource:
     """Return how the checkpoint of a model that rotates nothing is written and then proved by

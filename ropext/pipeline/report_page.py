@@ -5,6 +5,7 @@ import json
 from ropext.base.jsontext import read_object
 from ropext.base.table import Table, with_rows
 from ropext.files.checkpoint import provenance
+from ropext.files.checkpoint.snapshot import short_name
 from ropext.pipeline.evidence import Evidence, run_section
 from ropext.pipeline.work import RunContext
 from ropext.results import TUNED
@@ -34,8 +35,8 @@ def write_report(work: RunContext, evidence: Evidence) -> None:
     shown.append(_facts(work))
     title = f"ropext run: {work.output.name}"
     subtitle = (
-        f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "
-        f"{plan.method}; stages: {', '.join(work.recipe.stages)}"
+        f"{short_name(work.base.name, work.base.hub_id)} extended from {plan.context:,} to "
+        f"{plan.target:,} tokens by {plan.method}; stages: {', '.join(work.recipe.stages)}"
     )
     record = run_section(work, evidence) | {"versions": provenance.versions()}
     details = json.dumps(record, indent=1, ensure_ascii=False)
@@ -66,7 +67,7 @@ def _facts(work: RunContext) -> Table:
     plan = work.plan
     record = read_object(work.checkpoints[work.final] / provenance.NAME)
     proved = record.get("proof")
-    rows = [("base", work.base.short_name), ("method", plan.method)]
+    rows = [("base", short_name(work.base.name, work.base.hub_id)), ("method", plan.method)]
     for name, value in plan.knobs.items():
         if not isinstance(value, tuple):
             rows.append((name, str(value)))

@@ -13,7 +13,7 @@ from ropext.base.inputs import from_home
 from ropext.base.jsontext import Json, JsonObject
 from ropext.base.staging import Output, Staged
 from ropext.files.checkpoint import open_snapshot, provenance
-from ropext.files.checkpoint.card import BaseName, Card, card_of, write_card
+from ropext.files.checkpoint.card import Card, card_of, write_card
 from ropext.files.checkpoint.provenance import SAVED, Record, record_of
 from ropext.files.checkpoint.tokenizer import (
     TOKENIZER,
@@ -51,7 +51,8 @@ class MemorySource:
     model: object
     config: JsonObject
     prove: Callable[[Path], JsonObject]
-    card: Callable[[JsonObject | None], Card]  # called with the proof
+    # Called with the record, its proof included, and the title of the card.
+    card: Callable[[Record, str], Card]
     tokenizer: "PreTrainedTokenizerBase | None" = None
 
     left: ClassVar[Mapping[str, str]] = {}
@@ -93,18 +94,14 @@ class MemorySource:
                 _clear_truncation(stage.directory / TOKENIZER)
         return replace(record, weights=weights, edits=record.edits + edits)
 
-    def finish(
-        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
-    ) -> Record:
-        """Write the card and the record of the saved model in memory; return the record with the
-        proof."""
-        full = replace(record, proof=proof)
+    def finish(self, stage: Staged, record: Record, output: Path) -> Record:
+        """Write the card and the record of the saved model in memory; return the record."""
         origin = name_of_loaded(base_model(self.model))
         base = Path(origin) if origin else stage.directory  # which has no card yet
-        note = write_card(stage.directory, self.card(proof), base)
+        note = write_card(stage.directory, self.card(record, output.name), base)
         stage.notes += [note] if note else []
-        provenance.write(full, stage.directory)
-        return full
+        provenance.write(record, stage.directory)
+        return record
 
 
 def _clear_truncation(path: Path) -> None:
@@ -156,7 +153,7 @@ def save(
     is_changed = bool(changed_weight(live))
     base = _base_of_record(live)
     output = from_home(directory)
-    card = partial(_card_of_saved, made, base, output.name, is_changed)
+    card = partial(_card_of_saved, made, is_changed)
     # A trainer may have changed the weights since the patch, in a way that nobody recorded.
     record = record_of(made, base)
     record = replace(record, more=dict(record.more) | {SAVED: True})
@@ -177,18 +174,10 @@ def _check_quantised(live: "PreTrainedModel") -> None:
     )
 
 
-def _card_of_saved(
-    plan: ExtensionPlan,
-    base: JsonObject,
-    title: str,
-    is_changed: bool,
-    proof: JsonObject | None,
-) -> Card:
+def _card_of_saved(plan: ExtensionPlan, is_changed: bool, record: Record, title: str) -> Card:
     """Return the card of a saved model, which states if the weights in memory changed after the
     extension."""
-    hub_id = base["hub_id"]
-    name = hub_id or Path(str(base["name"])).resolve().name
-    card = card_of(plan, BaseName(str(name), hub_id is not None), title, proof)
+    card = card_of(plan, record, title)
     if not is_changed:
         return card
     grown, _, verified = card.summary

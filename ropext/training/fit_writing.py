@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ropext.base.jsontext import JsonObject
 from ropext.files.checkpoint import provenance
-from ropext.files.checkpoint.card import BaseName, Card, card_of
-from ropext.files.checkpoint.provenance import record_of
+from ropext.files.checkpoint.card import Card, card_of
+from ropext.files.checkpoint.provenance import Record, record_of
 from ropext.files.checkpoint.writing import DirectorySource, WriteOptions, write
 from ropext.training.report import TrainingSummary, write_files
 from ropext.training.result import Fitted
@@ -39,9 +39,9 @@ def write_fitted(
         write_files(directory, extras)
         return proof.prove_plan(directory, plan, snapshot.config)
 
-    def card_with_numbers(proved: JsonObject | None) -> Card:
+    def card_with_numbers(written: Record, title: str) -> Card:
         """Return the model card of a fitted checkpoint, with the numbers of its fit."""
-        plain = card_of(plan, BaseName.of(snapshot), output.name, proved)
+        plain = card_of(plan, written, title)
         return replace(plain, summary=plain.summary + story.summary, numbers=story.numbers)
 
     record = record_of(plan, provenance.base_of(snapshot), command)

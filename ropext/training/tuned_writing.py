@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropext.base.atomic import os_errors
-from ropext.base.bundled import MODELS
 from ropext.base.jsontext import JsonObject, dump
 from ropext.base.staging import Output, check_space, staged
 from ropext.files import inspecting
 from ropext.files.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.files.checkpoint.adapter import WEIGHTS
-from ropext.files.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
+from ropext.files.checkpoint.snapshot import ADAPTER_CONFIG, INDEX, short_name
 from ropext.files.checkpoint.weights import identify_weights
 from ropext.files.checkpoint.writing import WriteOptions, copy_file, place
 from ropext.models.adapter import add_adapter
@@ -213,8 +212,8 @@ def _write_card(
         served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
         readings = card.loader_table(served.readings)
         serving = card.serving_lines(served.serving)
-    name = str(record.base.get("name", ""))
-    base = str(record.base.get("hub_id") or (name if name in MODELS else Path(name).name))
+    hub_id = record.base.get("hub_id")
+    base = short_name(str(record.base.get("name", "")), hub_id)
     extended = (
         f"The context of {base} was extended from {record.context:,} to {record.target:,} "
         f"tokens by {record.method} (factor {record.target / record.context:g})."
@@ -222,7 +221,7 @@ def _write_card(
     text = card.Card(
         title=title,
         base=base,
-        base_is_hub_id=bool(record.base.get("hub_id")),
+        base_is_hub_id=bool(hub_id),
         summary=(extended, *story.summary),
         facts=card.facts(
             [
@@ -236,8 +235,7 @@ def _write_card(
         readings=readings,
         serving=serving,
     )
-    readme, _ = card.read_readme(origin.snapshot.path(card.README))
-    (directory / card.README).write_bytes(card.render(text, readme).encode(errors="replace"))
+    card.write_card(directory, text, origin.snapshot.directory)
 
 
 def write_adapter(origin: Origin, adapter: Path, directory: Path, story: TrainingSummary) -> None:

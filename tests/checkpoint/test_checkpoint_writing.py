@@ -138,13 +138,18 @@ def test_the_proof_sees_all_that_a_loader_reads(model: Path, tmp_path: Path):
         return {"pairs": 2}
 
     cards = []
-    written = extend(model, tmp_path / "out", prove=prove, card=lambda p: cards.append(p) or card())
+
+    def card_of_proof(record, title):
+        cards.append((record.proof, title))
+        return card()
+
+    written = extend(model, tmp_path / "out", prove=prove, card=card_of_proof)
     after = tree(tmp_path / "out")
     assert {name: after[name] for name in seen} == seen
     assert set(after) - set(seen) == {"README.md", "ropext.json"}
     assert read_record(tmp_path / "out") == written.record
     assert written.record.proof == {"pairs": 2}
-    assert cards == [{"pairs": 2}]
+    assert cards == [({"pairs": 2}, "out")]
 
 
 @pytest.mark.parametrize("error", [ProofFailed("worst pair 3"), RuntimeError("a bug")])

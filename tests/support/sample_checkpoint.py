@@ -98,5 +98,5 @@ def record(context: int = 2048, target: int = 8192) -> Record:
     )
 
 
-def card(proof=None) -> Card:
+def card(record=None, title="") -> Card:
     return Card("extended", "base", False, ("Extended with yarn.",))

@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ropext.base.errors import InputError
 from ropext.base.inputs import read_bytes
 from ropext.base.jsontext import JsonObject
 from ropext.base.table import Table, escape, grid, visible
 from ropext.families.loaders import LoaderReading, Serving
-from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.provenance import Record
+from ropext.files.checkpoint.snapshot import short_name
 from ropext.planning import ExtensionPlan
 
 if TYPE_CHECKING:
@@ -75,19 +76,6 @@ class Figure:
             metric_value=self.value,
             metric_args=dict(self.details) or None,
         )
-
-
-@dataclass(frozen=True)
-class BaseName:
-    """The name of the base model, as a card shows it."""
-
-    name: str  # a hub id or a folder's name, never a path
-    is_hub_id: bool
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> Self:
-        """Return the name of a base as the model card of its extension shows it."""
-        return cls(snapshot.short_name, snapshot.hub_id is not None)
 
 
 @dataclass(frozen=True)
@@ -295,8 +283,11 @@ def serving_lines(serving: Iterable[Serving]) -> tuple[tuple[str, str], ...]:
     return tuple((line.loader, line.command) for line in serving if line.command)
 
 
-def card_of(plan: ExtensionPlan, base: BaseName, title: str, proof: JsonObject | None) -> Card:
-    """Return the model card's section for a plan, as plain strings."""
+def card_of(plan: ExtensionPlan, record: Record, title: str) -> Card:
+    """Return the model card's section for a plan, and its record with the proof, as plain
+    strings."""
+    hub_id = record.base.get("hub_id")
+    base = short_name(str(record.base.get("name", "")), hub_id)
     entries: list[tuple[str, object]] = [("method", plan.method)]
     for name, value in plan.knobs.items():
         if not isinstance(value, tuple | None):
@@ -314,14 +305,14 @@ def card_of(plan: ExtensionPlan, base: BaseName, title: str, proof: JsonObject |
     )
     return Card(
         title=title,
-        base=base.name,
-        base_is_hub_id=base.is_hub_id,
+        base=base,
+        base_is_hub_id=bool(hub_id),
         task=plan.task,
         summary=(
-            f"{plan.grown.format(base.name)} from {plan.context:,} to {plan.target:,} tokens by "
+            f"{plan.grown.format(base)} from {plan.context:,} to {plan.target:,} tokens by "
             f"{plan.method} (factor {plan.factor:g}).",
             plan.weights,
-            _proved(proof),
+            _proved(record.proof),
         ),
         facts=facts(entries),
         readings=loader_table(plan.readings),

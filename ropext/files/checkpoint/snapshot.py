@@ -300,13 +300,6 @@ class Snapshot:
         return None
 
     @property
-    def short_name(self) -> str:
-        """Return the checkpoint's name for a model card, which shows no place on the disk."""
-        if self.name in bundled.MODELS:
-            return self.name
-        return self.hub_id or self.directory.resolve().name
-
-    @property
     def is_on_hub(self) -> bool:
         """Return True if the checkpoint's name is its id on the hub, and not a local path."""
         return self.hub_id == self.name
@@ -389,6 +382,17 @@ class Snapshot:
             carries=self.carries,
             config_name=self.config_name,
         )
+
+
+def short_name(name: str, hub_id: str | None) -> str:
+    """Return the name of a checkpoint or a GGUF file for a model card or a report, which shows no
+    place on the disk."""
+    if hub_id or name in bundled.MODELS or name.startswith(bundled.OLLAMA):
+        return hub_id or name
+    path = Path(os.path.expanduser(name))
+    if path.is_dir():  # "." and a link have another name
+        path = path.resolve()
+    return path.name
 
 
 def _stated_bytes(path: Path) -> int | None:

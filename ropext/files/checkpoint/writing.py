@@ -88,9 +88,7 @@ class OutputSource(Protocol):
         """Compare the written files of an output with the plan; raise ProofFailed on a
         difference."""
 
-    def finish(
-        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
-    ) -> Record:
+    def finish(self, stage: Staged, record: Record, output: Path) -> Record:
         """Write the files that describe the output and its proof; return the final record."""
 
 
@@ -103,7 +101,7 @@ def write(source: OutputSource, output: Path, record: Record, manner: WriteOptio
         if not manner.no_verify:
             proof = source.prove(stage.directory)
         with os_errors(output):
-            full = source.finish(stage, full, output, proof)
+            full = source.finish(stage, replace(full, proof=proof), output)
             files = stage.names()
     return Written(output, full, tuple(stage.notes), source.left, proof, files)
 
@@ -116,7 +114,8 @@ class DirectorySource:
     config: JsonObject
     # Checks the finished directory before it has its name; raises ProofFailed to discard it.
     prove: Callable[[Path], JsonObject]
-    card: Callable[[JsonObject | None], Card] | None = None  # called with the proof
+    # Called with the record, its proof included, and the title of the card.
+    card: Callable[[Record, str], Card] | None = None
     add: Callable[[Path], None] | None = None  # called after all other files are written
     # The files that `write_anew` writes with new content; it returns notes.
     anew: Sequence[str] = ()
@@ -181,18 +180,17 @@ class DirectorySource:
                     raise InputError(f"the base changed while it was read: {finding.sentence}")
         return replace(record, weights=weights, edits=(*record.edits, *edits))
 
-    def finish(
-        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
-    ) -> Record:
+    def finish(self, stage: Staged, record: Record, output: Path) -> Record:
         """Write the model card, then ropext.json, which lists all other files."""
-        full = replace(record, proof=proof)
         if self.card is not None:
-            note = write_card(stage.directory, self.card(proof), self.snapshot.directory)
+            note = write_card(
+                stage.directory, self.card(record, output.name), self.snapshot.directory
+            )
             stage.notes += [note] if note else []
-        provenance.write(full, stage.directory, stage.digests)
+        provenance.write(record, stage.directory, stage.digests)
         if self.add is not None:
             self.add(stage.directory)
-        return full
+        return record
 
 
 def _carry(

@@ -65,13 +65,6 @@ class GgufFile(Snapshot):
         return sum(tensor.size for part in self.parts for tensor in part.tensors)
 
     @property
-    def short_name(self) -> str:
-        """Return the name of the GGUF file without its folder, or Ollama's name of the model."""
-        if self.name.startswith(bundled.OLLAMA):
-            return self.name
-        return self.head.path.name
-
-    @property
     def file_name(self) -> str:
         """The name of an extended copy in a directory; Ollama names a blob by its hash, so it is
         model.gguf."""

@@ -117,11 +117,9 @@ class FileSource:
         changed = {*keys, *OF_ROPEXT}
         return prove_file(target, self.model, self.site.wanted, self.target, changed)
 
-    def finish(
-        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
-    ) -> Record:
-        """Return the record, which the extended GGUF already holds."""
-        return record  # already written into the file
+    def finish(self, stage: Staged, record: Record, output: Path) -> Record:
+        """Return the record as the extended GGUF holds it since `put`: without the proof."""
+        return replace(record, proof=None)
 
 
 def _is_file(output: Path) -> bool:
