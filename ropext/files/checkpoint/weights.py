@@ -4,10 +4,10 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 from pydantic import Field
 
@@ -19,31 +19,31 @@ from ropext.files.checkpoint.headers import Header, read_header
 from ropext.files.checkpoint.snapshot import Snapshot
 
 CHUNK = 4 << 20  # bytes per read, from each of two compared files
+Parts = Iterable[tuple[int, int]]  # of a file: the first byte of each, and the byte after its last
 
 
-def content_digest(path: Path, show: Show = no_progress) -> str:
-    """Return the SHA-256 of a whole file of a checkpoint, read in chunks."""
+def content_digest(path: Path, show: Show = no_progress, parts: Parts | None = None) -> str:
+    """Return the SHA-256 of a weight file, or of these parts of it, read in chunks."""
     digest = hashlib.sha256()
-    with open(open_regular(path), "rb") as file:
-        for chunk in chunks(file, f"hashing {path.name}", show):
-            digest.update(chunk)
+    for chunk in _chunks(path, f"hashing {path.name}", show, parts):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
-def chunks(
-    file: BinaryIO, what: str, show: Show = no_progress, part: tuple[int, int] | None = None
-) -> Iterator[bytes]:
-    """Yield the bytes of a weight file or of a part of it, CHUNK bytes at a time, and show the
+def _chunks(path: Path, what: str, show: Show, parts: Parts | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a weight file or of parts of it, CHUNK bytes at a time, and show the
     progress."""
-    done, end = part or (0, os.fstat(file.fileno()).st_size)
-    file.seek(done)
-    show(done, end, what)
-    while chunk := file.read(min(CHUNK, end - done)):
-        yield chunk
-        done += len(chunk)
-        show(done, end, what)
-    if done < end:
-        raise InputError(f"{file.name} shrank while it was read")
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        for done, end in ((0, size),) if parts is None else parts:
+            file.seek(done)
+            show(done, size, what)
+            while chunk := file.read(min(CHUNK, end - done)):
+                yield chunk
+                done += len(chunk)
+                show(done, size, what)
+            if done < end:
+                raise InputError(f"{path} shrank while it was read")
 
 
 def blob_digest(path: Path) -> str | None:
@@ -166,11 +166,11 @@ def same_inode(one: Path, two: Path) -> bool:
 
 def first_difference(one: Path, two: Path, show: Show = no_progress) -> int | None:
     """Return the first byte at which two weight files of one size differ, or None."""
-    with open(open_regular(one), "rb") as a, open(open_regular(two), "rb") as b:
-        if os.fstat(a.fileno()).st_size != os.fstat(b.fileno()).st_size:
+    with open(open_regular(two), "rb") as b:
+        if os.stat(one).st_size != os.fstat(b.fileno()).st_size:
             raise InputError(f"{one} and {two} have different sizes")
         passed = 0
-        for chunk in chunks(a, f"comparing {two.name}", show):
+        for chunk in _chunks(one, f"comparing {two.name}", show):
             other = b.read(len(chunk))
             if chunk != other:
                 pairs = zip(chunk, other, strict=False)

@@ -5,7 +5,6 @@ tensors' bytes (llama.cpp, ggml/include/gguf.h), all little endian. A file that 
 raises InputError here.
 """
 
-import hashlib
 import json
 import math
 import mmap
@@ -189,11 +188,6 @@ class GgufHeader:
             return self.data
         last = self.tensors[-1]
         return self.data + last.offset + last.size
-
-    def digest(self, without: frozenset[str] = frozenset()) -> str:
-        """Return the SHA-256 over names, types, shapes, sizes and order of the tensors."""
-        rows = [(t.name, t.kind, t.shape, t.size) for t in self.tensors if t.name not in without]
-        return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 class _Reader:

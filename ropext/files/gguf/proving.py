@@ -6,19 +6,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ropext.base.errors import InputError, ProofFailed
-from ropext.base.inputs import open_regular
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import Show, no_progress
 from ropext.families.loaders.gguf import STORED, architecture, farthest
 from ropext.families.loaders.gguf import read as ggml_read
-from ropext.files.checkpoint.weights import WeightFile
+from ropext.files.checkpoint.weights import WeightFile, content_digest
 from ropext.files.gguf.file import DIVISORS, FILLER, PARTS, GgufFile
 from ropext.files.gguf.geometry import rope_of
 from ropext.files.gguf.header import GgufHeader
 from ropext.files.gguf.opening import open_gguf
 from ropext.scaling.rope import Spectrum
-
-PIECE = 4 << 20  # bytes read at once
 
 
 def identify_parts(
@@ -27,36 +24,18 @@ def identify_parts(
     """Return the identity of the tensors of each part, without rope factors."""
     weights = dict[str, WeightFile]()
     for number, part in enumerate(model.parts, 1):
-        size = 0
-        for tensor in part.tensors:
-            if tensor.name not in DIVISORS:
-                size += tensor.size
+        tensors = [tensor for tensor in part.tensors if tensor.name not in DIVISORS]
+        rows = [(t.name, t.kind, t.shape, t.size) for t in tensors]
         digest = None
         if content:
-            digest = _content(part, show)
-        weights[f"tensors-{number:05}"] = WeightFile(size, part.digest(DIVISORS), digest)
+            starts = [(part.data + tensor.offset, tensor.size) for tensor in tensors]
+            digest = content_digest(part.path, show, [(at, at + size) for at, size in starts])
+        weights[f"tensors-{number:05}"] = WeightFile(
+            size=sum(tensor.size for tensor in tensors),
+            header_sha256=hashlib.sha256(repr(rows).encode()).hexdigest(),
+            sha256=digest,
+        )
     return weights
-
-
-def _content(part: GgufHeader, show: Show) -> str:
-    """Return the SHA-256 over the tensors' bytes, without rope factors."""
-    digest = hashlib.sha256()
-    done = 0
-    with open(open_regular(part.path), "rb") as file:
-        for tensor in part.tensors:
-            if tensor.name in DIVISORS:
-                continue
-            file.seek(part.data + tensor.offset)
-            left = tensor.size
-            while left:
-                piece = file.read(min(left, PIECE))
-                if not piece:
-                    break
-                digest.update(piece)
-                left = left - len(piece)
-                done = done + len(piece)
-                show(done, part.size, f"hashing {part.path.name}")
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

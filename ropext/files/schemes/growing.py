@@ -3,7 +3,6 @@
 The bytes of every other tensor stay as they were.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from ropext.base.systems import open_raw, read_at, write_at
 from ropext.files.checkpoint.headers import Header, Tensor, read_header
 from ropext.files.checkpoint.snapshot import INDEX, Snapshot
 from ropext.files.checkpoint.values import DECODED, decoded, encoded, read_tensor
-from ropext.files.checkpoint.weights import chunks
+from ropext.files.checkpoint.weights import content_digest
 from ropext.files.checkpoint.writing import Copying
 from ropext.scaling.rope import Positions
 from ropext.scaling.tables import Growth
@@ -255,11 +254,8 @@ def compare_tables(
 def _digest(header: Header, name: str) -> tuple[str, tuple[int, ...], str]:
     """Return the type, shape and SHA-256 of one tensor in a safetensors file."""
     tensor = header.tensors[name]
-    digest = hashlib.sha256()
-    with open(header.path, "rb") as file:
-        for chunk in chunks(file, "", part=header.part(name)):
-            digest.update(chunk)
-    return tensor.dtype, tensor.shape, digest.hexdigest()
+    digest = content_digest(header.path, parts=[header.part(name)])
+    return tensor.dtype, tensor.shape, digest
 
 
 def _rows(path: Path, name: str) -> list[bytes]:
