@@ -29,7 +29,6 @@ from ropext.files.checkpoint.provenance import (
     READ_FROM,
     SAVED,
     Record,
-    identity,
     read_record,
     record_of_config,
     scaling_in_words,
@@ -77,7 +76,7 @@ class Lineup:
             held = in_memory_model_of(variant.snapshot)
             if place not in models:
                 if held is None:
-                    models[place] = identity(variant.snapshot, digests, trust_remote_code)
+                    models[place] = digests.of_checkpoint(variant.snapshot, trust_remote_code)
                 else:
                     models[place] = held.identity()
             contents[variant.name] = variant.content(models[place])

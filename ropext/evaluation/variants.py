@@ -70,7 +70,7 @@ class InMemoryModel:
         return copied
 
     def identity(self) -> dict[str, Json]:
-        """Return the identity of a model in memory, like `provenance.identity` for a directory.
+        """Return the identity of a model in memory, like `Digests.of_checkpoint` for a directory.
 
         No digest covers everything that computes (patched functions, hooks, autocast), so no two
         calls share an identity.

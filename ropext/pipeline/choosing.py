@@ -13,7 +13,8 @@ from ropext.base.jsontext import read_json, write_json
 from ropext.base.narration import Call, clean_command, file_progress
 from ropext.base.staging import Output, check_output
 from ropext.base.workdir import Flat, Workdir, remove
-from ropext.files.checkpoint import open_snapshot, provenance, with_weights
+from ropext.files.checkpoint import open_snapshot, with_weights
+from ropext.files.checkpoint.digests import check_code
 from ropext.models.processes import rank_and_count
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
 from ropext.pipeline.choice import AutoChoice
@@ -77,7 +78,7 @@ class ChoiceStep(Step):
         recipe = self.recipe
         snapshot = with_weights(open_snapshot(recipe.model, revision=recipe.revision))
         if self.call.trust_remote_code:
-            provenance.check_code(snapshot)
+            check_code(snapshot)
         decides = {"base": self.hashes.of_model(snapshot)}
         decides |= section_key(EXTEND, recipe.extend, self.hashes, NUMBERS)
         for name in (FIT, FINETUNE, EVALUATE):

@@ -8,7 +8,6 @@ from ropext.base import bundled
 from ropext.base.jsontext import digest
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.digests import Digests
-from ropext.files.checkpoint.provenance import sha256_of
 from ropext.options.fields import DOCUMENTS
 
 
@@ -28,7 +27,7 @@ class Hashes(Digests):
 
         A commit is not enough: files in the hub's cache may have been edited.
         """
-        return digest(sha256_of(snapshot, snapshot.files, self))
+        return self.of_files(snapshot, snapshot.files)
 
     def of_data(self, source: str) -> str:
         """Return the digest of document files, or the name of a dataset."""

@@ -12,7 +12,7 @@ from ropext.base.locks import run_folder
 from ropext.base.narration import NOBODY, Call, file_progress, scrub
 from ropext.base.workdir import MANIFEST, Flat
 from ropext.files.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.files.checkpoint.provenance import check_code
+from ropext.files.checkpoint.digests import check_code
 from ropext.files.inspecting import plan_of, with_far_warning
 from ropext.models.processes import is_main
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT

@@ -15,7 +15,7 @@ from ropext.base.jsontext import Json, read_values
 from ropext.files.checkpoint import open_snapshot
 from ropext.files.checkpoint.card import Figure
 from ropext.files.checkpoint.digests import Digests
-from ropext.files.checkpoint.provenance import Record, identity, read_record
+from ropext.files.checkpoint.provenance import Record, read_record
 from ropext.options.fields import DOCUMENTS, TABLES
 from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import split_run_spec
@@ -80,7 +80,7 @@ def _figures_of_run(spec: str, directory: Path) -> Iterator[Figure]:
 
 def _label_of_checkpoint(run: Measurement, directory: Path, wanted: str | None) -> str:
     """Return the variant in results.json that read this directory's own config and weights."""
-    content = identity(open_snapshot(str(directory)), Digests())
+    content = Digests().of_checkpoint(open_snapshot(str(directory)))
     keys = ("config_sha256", "weights_sha256")
     shown = {model.source.renamed or label: label for label, model in run.models.items()}
     labels = [

@@ -11,7 +11,7 @@ from ropext.evaluation.variants import Variant, follows_length, reach_of
 from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.files.checkpoint.adapter import read_lora
 from ropext.files.checkpoint.digests import Digests
-from ropext.files.checkpoint.provenance import Record, identity, record_in
+from ropext.files.checkpoint.provenance import Record, record_in
 from ropext.files.checkpoint.snapshot import with_weights
 from ropext.files.inspecting import plan_config
 from ropext.models.adapter import add_adapter
@@ -144,7 +144,7 @@ def served_content_digest(
 ) -> str:
     """Return a digest of everything that decides the answers of a served model: weights, config,
     adapter, method and dtype."""
-    model = identity(snapshot, Digests(), trust_remote_code)
+    model = Digests().of_checkpoint(snapshot, trust_remote_code)
     info: dict[str, Json] = {"dtype": dtype}
     if plan is not None:
         info |= {"config": plan.config, "fold": plan.fold and asdict(plan.fold)}

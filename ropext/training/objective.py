@@ -39,7 +39,7 @@ from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.digests import Digests, check_unchanged
-from ropext.files.checkpoint.provenance import taken_digests, versions, weights_digest
+from ropext.files.checkpoint.provenance import versions
 from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
 from ropext.models.head import PROBE, predicted_head_problem
@@ -136,7 +136,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         decides = {
             SCHEMA: options.key_schema,
             "config": digest(self.snapshot.config),
-            "weights": weights_digest(self.snapshot, digests),
+            "weights": digests.of_files(self.snapshot, self.snapshot.weight_files),
             "data": self.data.digest(),
             "judging": [document.key for document in self.judge.documents] if self.judge else [],
             **self.facts,
@@ -144,7 +144,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         }
         if files:
             decides["files"] = options.deciding(FILES)
-            decides["base"] = taken_digests(self.snapshot, digests)
+            decides["base"] = digests.of_taken(self.snapshot)
         return decides
 
     @property

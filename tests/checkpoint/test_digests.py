@@ -17,7 +17,6 @@ from ropext.base import guard, systems
 from ropext.base.errors import InputError
 from ropext.files.checkpoint import digests, open_snapshot, weights
 from ropext.files.checkpoint.digests import Digests
-from ropext.files.checkpoint.provenance import identity
 
 HOUR = 3600 * 10**9
 
@@ -241,11 +240,11 @@ def test_one_byte_anywhere_is_another_model(tmp_path):
     (file,) = model.glob("*.safetensors")
     file.write_bytes(safetensors({"a": ("U8", [8 << 20], bytes(8 << 20))}))
     snapshot = open_snapshot(str(model))
-    known = identity(snapshot, Digests())
+    known = Digests().of_checkpoint(snapshot)
     with open(file, "r+b") as stream:
         stream.seek(100_000)
         stream.write(b"x")
-    changed = identity(open_snapshot(str(model)), Digests())
+    changed = Digests().of_checkpoint(open_snapshot(str(model)))
     assert changed["weights_sha256"] != known["weights_sha256"]
     assert changed["config_sha256"] == known["config_sha256"]
 
@@ -254,13 +253,13 @@ def test_code_that_is_run_is_part_of_a_model(tmp_path):
     model = make_model(tmp_path / "base")
     (model / "modeling_mine.py").write_text("SCALE = 1.0")
     snapshot = open_snapshot(str(model))
-    before, plain = (identity(snapshot, Digests(), trusted) for trusted in (True, False))
+    before, plain = (Digests().of_checkpoint(snapshot, trusted) for trusted in (True, False))
     (model / "modeling_mine.py").write_text("SCALE = 0.1")
     with pytest.raises(InputError, match=r"base was changed while it was read \(modeling_mine.py"):
-        identity(snapshot, Digests(), True)
+        Digests().of_checkpoint(snapshot, True)
     again = open_snapshot(str(model))
-    assert identity(again, Digests(), True) != before
-    assert identity(again, Digests()) == plain
+    assert Digests().of_checkpoint(again, True) != before
+    assert Digests().of_checkpoint(again) == plain
 
 
 @pytest.mark.parametrize("names", ["other/repo--modeling.Net", ["own.Net", "other/repo--more.Net"]])
@@ -273,10 +272,10 @@ def test_code_of_another_repository_keeps_no_result(tmp_path, names):
     config["auto_map"] = {"AutoModelForCausalLM": names}
     (model / "config.json").write_text(json.dumps(config))
     snapshot = open_snapshot(str(model))
-    assert "code_sha256" not in identity(snapshot, Digests())  # none of it runs
+    assert "code_sha256" not in Digests().of_checkpoint(snapshot)  # none of it runs
     sentence = r"base runs code of another repository \('other/repo'\)"
     with pytest.raises(InputError, match=sentence):
-        identity(snapshot, Digests(), True)
+        Digests().of_checkpoint(snapshot, True)
     recipe = {"model": str(model), "extend": {"factor": 2}}
     with pytest.raises(InputError, match=sentence):
         ropext.run(recipe, tmp_path / "out", trust_remote_code=True)

@@ -190,7 +190,7 @@ UNREAD |= {"retrieval": {}, "verdicts": []}
 
 
 def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp_path):
-    own = provenance.identity(open_snapshot(str(output)), Digests())
+    own = Digests().of_checkpoint(open_snapshot(str(output)))
     variants = {
         "base": {"kind": "base", "model": own},
         "yarn-4x": {"kind": "extended", "model": own | {"config_sha256": "0"}},

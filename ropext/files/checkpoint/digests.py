@@ -1,19 +1,21 @@
-"""SHA-256 of whole files. ropext remembers the digests of large files in the user's cache, so that
-it reads weights once. It identifies a file by device, inode, size and times, never by its name. It
-trusts the cache only if a write is certain to change the times (`guard.is_settled`). It hashes any
-other file each time."""
+"""SHA-256 of whole files and of checkpoints. ropext remembers the digests of large files in the
+user's cache, so that it reads weights once. It identifies a file by device, inode, size and times,
+never by its name. It trusts the cache only if a write is certain to change the times
+(`guard.is_settled`). It hashes any other file each time."""
 
 import json
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from ropext.base import guard
 from ropext.base.errors import InputError
-from ropext.base.jsontext import read_object, write_json
+from ropext.base.jsontext import Json, digest, read_object, write_json
 from ropext.base.narration import Show, no_progress
 from ropext.base.systems import sync, user_cache
+from ropext.families.config import shown
 from ropext.files.checkpoint.snapshot import INDEX, Snapshot, state_of, take_inventory
 from ropext.files.checkpoint.weights import content_digest
 from ropext.scaling.rope import CONFIG
@@ -43,20 +45,55 @@ class Digests:
         """Return the SHA-256 of a checkpoint's file, from the cache if the file is large and
         unchanged. Raise InputError if the file changes meanwhile."""
         status = os.stat(file)
-        key = f"{status.st_dev}:{status.st_ino}"
+        before = state_of(status)
+        key = f"{before.device}:{before.inode}"
         entry = self.known.get(key)
-        is_kept = status.st_size >= LARGE and guard.is_settled(file, status)
-        if is_kept and entry is not None and entry[:-1] == _state(status):
+        is_kept = before.size >= LARGE and guard.is_settled(file, status)
+        if is_kept and entry is not None and entry[:-1] == before.times():
             return str(entry[-1])
         if is_kept:
             sync(file)  # a page that waits to be written takes further writes at the same times
-        digest = content_digest(file, self.show)
-        after = os.stat(file)
-        if state_of(after).is_rewritten(state_of(status)):
+        sha256 = content_digest(file, self.show)
+        after = state_of(os.stat(file))
+        if after.is_rewritten(before):
             raise InputError(f"{file} was changed while it was read; try again when it is whole")
-        if is_kept and _state(after) == _state(status):
-            self._keep(key, [*_state(status), digest])
-        return digest
+        if is_kept and after.times() == before.times():
+            self._keep(key, [*before.times(), sha256])
+        return sha256
+
+    def of_files(self, snapshot: Snapshot, names: Iterable[str]) -> str:
+        """Return one digest of files of a checkpoint, over their names and contents. Raise if a
+        file differs from the content hashed before."""
+        found = dict[str, Json]()
+        for name in names:
+            content = self.of(snapshot.path(name))
+            if snapshot.hashed.setdefault(name, content) != content:
+                raise snapshot.changed(name, "read")
+            found[name] = content
+        return digest(found)
+
+    def of_checkpoint(self, snapshot: Snapshot, trust_remote_code: bool = False) -> dict[str, Json]:
+        """Return hashes that identify a checkpoint: its config, every byte of its weights, and its
+        Python files if ropext may run them."""
+        code = list[str]()
+        if trust_remote_code:
+            check_code(snapshot)
+            code = [name for name in snapshot.files if name.endswith(".py")]
+        named: dict[str, Json] = {
+            "hub_id": snapshot.hub_id,
+            "commit": snapshot.commit,
+            "config_sha256": digest(snapshot.config),
+            "weights_sha256": self.of_files(snapshot, snapshot.weight_files),
+        }
+        if code:
+            named["code_sha256"] = self.of_files(snapshot, code)
+        return named
+
+    def of_taken(self, snapshot: Snapshot) -> dict[str, Json]:
+        """Return the SHA-256 of each file that an output takes unchanged from its base checkpoint,
+        weights aside."""
+        names = snapshot.files.keys() - {CONFIG, *snapshot.weight_files}
+        return {name: self.of(snapshot.path(name)) for name in sorted(names)}
 
     def _read(self) -> Known:
         """Return the entries of the cache file of SHA-256 digests, or none if it is damaged."""
@@ -79,9 +116,20 @@ class Digests:
                 write_json(self.place, self.known)
 
 
-def _state(status: os.stat_result) -> list[int | str]:
-    """Return the size and times by which the cache of SHA-256 digests knows an unchanged file."""
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+def check_code(snapshot: Snapshot) -> None:
+    """Refuse a checkpoint whose config runs code of another repository: no hash of its own files
+    covers that code."""
+    references = snapshot.config.get("auto_map")
+    for reference in references.values() if isinstance(references, dict) else ():
+        for one in reference if isinstance(reference, list) else [reference]:
+            repository, separator, _ = str(one).partition("--")
+            if separator:
+                raise InputError(
+                    f"auto_map in {snapshot.name} runs code of another repository "
+                    f"({shown(repository)}); that code may change between two commands, so ropext "
+                    "keeps no result of it. Copy its .py files beside config.json, and name in "
+                    "auto_map the module alone, without the repository and --"
+                )
 
 
 def check_unchanged(snapshot: Snapshot, during: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
@@ -19,7 +19,7 @@ from ropext import families, scaling
 from ropext.base import guard
 from ropext.base.errors import InputError
 from ropext.base.inputs import is_plain_name
-from ropext.base.jsontext import Json, JsonObject, digest, dump, noun, read_object
+from ropext.base.jsontext import Json, JsonObject, dump, noun, read_object
 from ropext.base.narration import clean_command, scrub
 from ropext.base.staging import replace_file
 from ropext.families import Model, stock
@@ -29,9 +29,6 @@ from ropext.files.checkpoint.weights import Count, WeightFile
 from ropext.planning import ExtensionPlan
 from ropext.scaling.rope import ABSENT, CONFIG, Edit, Site, Spectrum
 from ropext.version import __version__
-
-if TYPE_CHECKING:
-    from ropext.files.checkpoint.digests import Digests
 
 NAME = guard.RECORD
 SCHEMA = 1
@@ -155,66 +152,6 @@ def installed(libraries: Iterable[str]) -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             known[library] = importlib.metadata.version(library)
     return known
-
-
-def identity(
-    snapshot: Snapshot, digests: "Digests", trust_remote_code: bool = False
-) -> dict[str, Json]:
-    """Return hashes that identify a checkpoint: its config, every byte of its weights, and its
-    Python files if ropext may run them."""
-    code = list[str]()
-    if trust_remote_code:
-        check_code(snapshot)
-        code = [name for name in snapshot.files if name.endswith(".py")]
-    named: dict[str, Json] = {
-        "hub_id": snapshot.hub_id,
-        "commit": snapshot.commit,
-        "config_sha256": digest(snapshot.config),
-        "weights_sha256": weights_digest(snapshot, digests),
-    }
-    if code:
-        named["code_sha256"] = digest(sha256_of(snapshot, code, digests))
-    return named
-
-
-def check_code(snapshot: Snapshot) -> None:
-    """Refuse a checkpoint whose config runs code of another repository: no hash of its own files
-    covers that code."""
-    references = snapshot.config.get("auto_map")
-    for reference in references.values() if isinstance(references, dict) else ():
-        for one in reference if isinstance(reference, list) else [reference]:
-            repository, separator, _ = str(one).partition("--")
-            if separator:
-                raise InputError(
-                    f"auto_map in {snapshot.name} runs code of another repository "
-                    f"({shown(repository)}); that code may change between two commands, so ropext "
-                    "keeps no result of it. Copy its .py files beside config.json, and name in "
-                    "auto_map the module alone, without the repository and --"
-                )
-
-
-def sha256_of(snapshot: Snapshot, names: Iterable[str], digests: "Digests") -> dict[str, Json]:
-    """Return the SHA-256 of files of a checkpoint. Raise if a file differs from the content hashed
-    before."""
-    found = dict[str, Json]()
-    for name in names:
-        content = digests.of(snapshot.path(name))
-        if snapshot.hashed.setdefault(name, content) != content:
-            raise snapshot.changed(name, "read")
-        found[name] = content
-    return found
-
-
-def weights_digest(snapshot: Snapshot, digests: "Digests") -> str:
-    """Return one digest of all weight files of a checkpoint, over their names and contents."""
-    return digest(sha256_of(snapshot, snapshot.weight_files, digests))
-
-
-def taken_digests(snapshot: Snapshot, digests: "Digests") -> dict[str, Json]:
-    """Return the SHA-256 of each file that an output takes unchanged from its base checkpoint,
-    weights aside."""
-    names = snapshot.files.keys() - {CONFIG, *snapshot.weight_files}
-    return {name: digests.of(snapshot.path(name)) for name in sorted(names)}
 
 
 def to_json(record: Record) -> dict[str, Json]:

@@ -100,6 +100,11 @@ class State(NamedTuple):
         new rights change only the time of change."""
         return self[:4] != before[:4]
 
+    def times(self) -> list[int | str]:
+        """Return the size and the times by which digests.json in the user's cache knows an
+        unchanged file."""
+        return [self.size, self.written, self.changed]
+
     def is_link_of(self, before: "State | None") -> bool:
         """Return True if a checkpoint's file only got or lost a hard link since `before`. `extend
         --link hard` makes one, and the system then sets the time of change, too."""
