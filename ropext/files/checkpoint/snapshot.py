@@ -19,7 +19,7 @@ from ropext.base.jsontext import CONFIG_DEPTH_LIMIT, Json, parse_object, read_ob
 from ropext.families import Model, stock
 from ropext.families.config import check_foreign_parts
 from ropext.families.model import Problem
-from ropext.files.checkpoint.headers import read_header
+from ropext.files.checkpoint.tensors import read_header
 from ropext.planning.carrier import Carrier
 from ropext.scaling.rope import CONFIG
 

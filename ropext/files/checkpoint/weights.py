@@ -15,8 +15,8 @@ from ropext.base import guard
 from ropext.base.errors import InputError
 from ropext.base.inputs import open_regular
 from ropext.base.narration import Show, no_progress
-from ropext.files.checkpoint.headers import Header, read_header
 from ropext.files.checkpoint.snapshot import Snapshot
+from ropext.files.checkpoint.tensors import Header, read_header
 
 CHUNK = 4 << 20  # bytes per read, from each of two compared files
 Parts = Iterable[tuple[int, int]]  # of a file: the first byte of each, and the byte after its last

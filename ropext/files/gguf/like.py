@@ -7,8 +7,15 @@ from ropext.base.errors import InputError, UsageError
 from ropext.base.narration import join_for_shells
 from ropext.families.loaders.gguf import alike
 from ropext.files.checkpoint import Snapshot, open_snapshot
-from ropext.files.checkpoint.headers import Header, read_header
 from ropext.files.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
+from ropext.files.checkpoint.tensors import (
+    DECODED,
+    Header,
+    decoded,
+    quantised_row,
+    read_header,
+    read_tensor,
+)
 from ropext.files.gguf.file import GgufFile
 from ropext.files.gguf.geometry import part_with
 from ropext.files.gguf.header import F32, TYPES, GgufHeader
@@ -153,8 +160,6 @@ def _is_float32(part: GgufHeader, name: str) -> bool:
 def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
     """Return True if a matrix's first and last row agree except for the quantisation. No converter
     moves these two rows; llama.cpp's converter permutes the others of q and k."""
-    from ropext.files.checkpoint import values  # late: this import loads numpy
-
     held = part.tensor(name)
     source = header.tensors[key]
     assert held is not None
@@ -163,20 +168,20 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
     allowed = min(0.4, max(0.01, 8 * 2 ** (-8 * size / count)))
     if held.shape[::-1] != source.shape or 8 * size < LEAST_BITS * count:
         return True
-    if source.dtype not in values.DECODED:
+    if source.dtype not in DECODED:
         return True  # packed by a quantiser
     start, end = header.part(key)
     width = held.size // source.shape[0]
     step = (end - start) // source.shape[0]
     for row in (0, source.shape[0] - 1):
         raw = part.read(part.data + held.offset + row * width, width)
-        if kind not in values.DECODED:
-            a = values.quantised_row(raw, held.kind)
+        if kind not in DECODED:
+            a = quantised_row(raw, held.kind)
         else:
-            a = values.decoded(raw, kind)
+            a = decoded(raw, kind)
         with header.path.open("rb") as stream:
             stream.seek(start + row * step)
-            b = values.decoded(stream.read(step), source.dtype)
+            b = decoded(stream.read(step), source.dtype)
         if a is not None and ((a - b) ** 2).sum() > allowed**2 * (b**2).sum():
             return False
     return True
@@ -184,10 +189,8 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
 
 def _floats(source: Snapshot, file: str, key: str) -> list[float]:
     """Return the numbers of a row in a safetensors file, or none if it is quantised."""
-    from ropext.files.checkpoint import values  # late: this import loads numpy
-
-    raw, tensor = values.read_tensor(source.path(file), key)
-    if tensor.dtype not in values.DECODED:
+    raw, tensor = read_tensor(source.path(file), key)
+    if tensor.dtype not in DECODED:
         return []
-    numbers: list[float] = values.decoded(raw, tensor.dtype).tolist()
+    numbers: list[float] = decoded(raw, tensor.dtype).tolist()
     return numbers

@@ -16,9 +16,16 @@ from ropext.base.inputs import open_regular
 from ropext.base.jsontext import dump, read_object
 from ropext.base.narration import Show, no_progress
 from ropext.base.systems import open_raw, read_at, write_at
-from ropext.files.checkpoint.headers import Header, Tensor, read_header
 from ropext.files.checkpoint.snapshot import INDEX, Snapshot
-from ropext.files.checkpoint.values import DECODED, decoded, encoded, read_tensor
+from ropext.files.checkpoint.tensors import (
+    DECODED,
+    Header,
+    Tensor,
+    decoded,
+    encoded,
+    read_header,
+    read_tensor,
+)
 from ropext.files.checkpoint.weights import content_digest
 from ropext.files.checkpoint.writing import Copying
 from ropext.scaling.rope import Positions

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ropext.base.errors import UsageError
 from ropext.base.jsontext import JsonObject
 from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.tensors import decoded, read_tensor
 from ropext.files.schemes.growing import PositionTable, find_tables
 from ropext.files.schemes.reading import refusal
 from ropext.scaling.rope import Positions
@@ -32,8 +33,6 @@ class PositionFacts:
 
     def rows(self) -> "np.ndarray[Any, Any]":
         """Return the rows of its first table that positions read."""
-        from ropext.files.checkpoint.values import decoded, read_tensor  # late: this loads numpy
-
         if not self.tables:
             raise UsageError(f"--plot draws a table's rows, and {self.name} has none of them here")
         first = self.tables[0]

@@ -1,4 +1,5 @@
-"""The header of a safetensors file: names, shapes, dtypes and places of its tensors.
+"""The tensors of a safetensors file: their names, shapes, dtypes and places from its header, and
+their bytes as numbers. A row of a GGUF is read here, too: files.gguf loads no numpy.
 
 A file is 8 bytes (the header's length, little endian), the header (a JSON object) and the tensors.
 """
@@ -11,10 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ropext.base.errors import InputError
 from ropext.base.inputs import open_regular
 from ropext.base.jsontext import parse_object
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Rows = np.ndarray[Any, np.dtype[np.float64]]
 
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
 TENSOR_LIMIT = 500_000  # in one file; the largest mixtures of experts have a tenth of it
@@ -26,6 +33,9 @@ BITS = {
     "BF16": 16, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8,
     "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
+
+FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+DECODED = (*FLOATS, "BF16")
 
 
 @dataclass(frozen=True)
@@ -111,3 +121,42 @@ def read_header(path: Path) -> Header:
     if len(raw) != length:
         raise InputError(f"{path} shrank while it was read")
     return Header(path, size, raw)
+
+
+def read_tensor(path: Path, name: str) -> tuple[bytes, Tensor]:
+    """Return the bytes of one tensor of a safetensors file, and its entry in the header."""
+    header = read_header(path)
+    start, end = header.part(name)
+    with open(header.path, "rb") as file:
+        file.seek(start)
+        return file.read(end - start), header.tensors[name]
+
+
+def decoded(data: bytes, dtype: str) -> "Rows":
+    """Return the numbers in the bytes of a safetensors tensor, as float64."""
+    import numpy as np
+
+    if dtype == "BF16":  # the upper half of a float32
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+    return np.frombuffer(data, FLOATS[dtype]).astype(np.float64)
+
+
+def encoded(values: "Rows", dtype: str) -> bytes:
+    """Return numbers as the bytes of a safetensors tensor, rounded to the nearest, half to even."""
+    if dtype != "BF16":
+        return values.astype(FLOATS[dtype]).tobytes()
+    bits = values.astype("<f4").view("<u4")
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    data: bytes = rounded.astype("<u2").tobytes()
+    return data
+
+
+def quantised_row(data: bytes, kind: int) -> "Rows | None":
+    """Return the numbers of a row of a GGUF tensor, or None if gguf does not know its type."""
+    import numpy as np
+    from gguf import GGMLQuantizationType, quants  # late: a light installation lacks it
+
+    try:
+        return quants.dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType(kind))
+    except (NotImplementedError, ValueError):
+        return None

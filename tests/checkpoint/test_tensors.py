@@ -10,7 +10,8 @@ from safetensors.numpy import save_file
 from sample_checkpoint import safetensors
 
 from ropext.base.errors import InputError
-from ropext.files.checkpoint import headers, weights
+from ropext.files.checkpoint import weights
+from ropext.files.checkpoint.tensors import read_header
 
 
 def test_the_table_equals_the_librarys(tmp_path: Path):
@@ -23,7 +24,7 @@ def test_the_table_equals_the_librarys(tmp_path: Path):
     }
     path = tmp_path / "x.safetensors"
     save_file(tensors, path, {"format": "pt"})
-    header = headers.read_header(path)
+    header = read_header(path)
     assert {name: (t.dtype, t.shape) for name, t in header.tensors.items()} == {
         "a.weight": ("F16", (3, 5)),
         "b": ("I64", (7,)),
@@ -43,11 +44,11 @@ def test_digest_is_over_length_and_header_alone(tmp_path: Path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     expected = (len(data), hashlib.sha256(data[:end]).hexdigest())
-    assert (headers.read_header(path).size, headers.read_header(path).digest) == expected
+    assert (read_header(path).size, read_header(path).digest) == expected
     path.write_bytes(data[:end] + b"wxyz")
-    assert (headers.read_header(path).size, headers.read_header(path).digest) == expected
+    assert (read_header(path).size, read_header(path).digest) == expected
     path.write_bytes(safetensors({"b": ("U8", [4], b"abcd")}))
-    assert headers.read_header(path).digest != expected[1]
+    assert read_header(path).digest != expected[1]
 
 
 GOOD = safetensors({"a": ("F32", [2], bytes(8))})
@@ -75,7 +76,7 @@ def test_damaged_files_are_named(tmp_path: Path, data: bytes, words: str):
     path = tmp_path / "model.safetensors"
     path.write_bytes(data)
     with pytest.raises(InputError) as error:
-        _ = headers.read_header(path).tensors
+        _ = read_header(path).tensors
     assert words in str(error.value)
     assert str(path) in str(error.value)
 
@@ -83,7 +84,7 @@ def test_damaged_files_are_named(tmp_path: Path, data: bytes, words: str):
 def test_a_type_newer_than_the_table_is_let_through(tmp_path: Path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors({"a": ("F2_NEW", [16], bytes(4))}))
-    assert headers.read_header(path).tensors["a"].dtype == "F2_NEW"
+    assert read_header(path).tensors["a"].dtype == "F2_NEW"
 
 
 def test_hash_of_a_hub_blob_is_its_name(tmp_path: Path):
