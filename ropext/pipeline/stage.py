@@ -3,7 +3,6 @@
 import time
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ropext.base.narration import kept_after_interrupt
 from ropext.base.staging import recover, remove_output
 from ropext.base.workdir import Flat, remove
 from ropext.files.checkpoint.digests import check_unchanged
-from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, rewrite
+from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, replace_section
 from ropext.options.fields import (
     CONTENT,
     FILES,
@@ -139,8 +138,7 @@ class CheckpointStage(Stage):
         self.write()
         if self.used and (record := read_record(self.place)) is not None:
             known = joined_training(recorded_training(record), read_training_documents(self.used))
-            more = dict(record.more) | {TRAINED_ON: known and known.to_json()}
-            rewrite(replace(record, more=more), self.place)
+            replace_section(self.place, TRAINED_ON, known and known.to_json())
 
     def clear(self) -> None:
         """Delete the checkpoint of a stage, and the training's own folder next to it."""

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from ropext.base.errors import UsageError
-from ropext.base.jsontext import dump, read_object
+from ropext.base.jsontext import read_object
 from ropext.base.narration import Show
-from ropext.base.staging import replace_file
 from ropext.files.checkpoint import OTHER_SET, VARIANT, Snapshot, provenance
 from ropext.files.checkpoint.weights import (
     WeightFile,
@@ -106,11 +105,10 @@ def _count_of_files(count: int) -> str:
 def _record_digests(snapshot: Snapshot, show: Show) -> list[str]:
     """Write into ropext.json the SHA-256 of each weight file that has none there, for `verify
     --record`; return the files' names."""
-    path = snapshot.path(provenance.NAME)
-    content = read_object(path)
-    missing = [name for name, file in content["weights"].items() if not file.get("sha256")]
+    weights = read_object(snapshot.path(provenance.NAME))["weights"]
+    missing = [name for name, file in weights.items() if not file.get("sha256")]
     for name in missing:
-        content["weights"][name]["sha256"] = content_digest(snapshot.path(name), show)
+        weights[name]["sha256"] = content_digest(snapshot.path(name), show)
     if missing:
-        replace_file(path, dump(content))
+        provenance.replace_section(snapshot.directory, "weights", weights)
     return missing

@@ -208,17 +208,16 @@ def write(record: Record, directory: Path, known: Mapping[str, str] = {}) -> Non
     (directory / NAME).write_bytes(dump(to_json(record) | files))
 
 
-def rewrite(record: Record, directory: Path) -> None:
-    """Replace the ropext.json of a directory; its list of files stays the same."""
-    files = {guard.FILES: read_object(directory / NAME)[guard.FILES]}
-    replace_file(directory / NAME, dump(to_json(record) | files))
+def replace_section(directory: Path, name: str, section: Json) -> None:
+    """Replace one section of the ropext.json in a written directory; all others stay."""
+    content = read_object(directory / NAME) | {name: section}
+    replace_file(directory / NAME, dump(content))
 
 
 def relist(directory: Path, name: str) -> None:
     """Update the entry in ropext.json of a file that ropext wrote after the record."""
-    content = read_object(directory / NAME)
-    content[guard.FILES][name] = guard.state(directory / name)
-    replace_file(directory / NAME, dump(content))
+    files = read_object(directory / NAME)[guard.FILES]
+    replace_section(directory, guard.FILES, files | {name: guard.state(directory / name)})
 
 
 def replace_listed(directory: Path, name: str, content: bytes) -> None:

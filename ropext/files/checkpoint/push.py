@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropext.base import guard
-from ropext.base.atomic import replace_whole
 from ropext.base.errors import InputError, RopextError, Stopped, UsageError
 from ropext.base.inputs import CONFIG_LIMIT, read_bytes
 from ropext.base.jsontext import Json, dump, parse_object
@@ -338,15 +337,12 @@ def _without_files(record: Path | bytes) -> bytes:
 def _keep_card(directory: Path, text: str) -> list[str]:
     """Write the card that was uploaded to the hub into the directory; return a note if that
     fails."""
-    path = directory / card.README
-    files = guard.files_in(directory) or {}
-    listed = guard.is_in_state(path, files.get(card.README))
     try:
-        replace_whole(path, lambda stream: stream.write(text.encode()))
-        if listed:  # a card that the user edited stays the user's
-            provenance.relist(directory, card.README)
-    except OSError as error:
-        return [f"{path} could not be updated to the hub's name ({error.strerror})"]
+        provenance.replace_listed(directory, card.README, text.encode())
+    except InputError as error:
+        cause = error.__cause__
+        reason = cause.strerror if isinstance(cause, OSError) else error
+        return [f"{directory / card.README} could not be updated to the hub's name ({reason})"]
     return []
 
 
