@@ -28,7 +28,7 @@ def test_a_directory_as_it_is(model: Path):
     assert set(snapshot.left) == {"README.md", "model.Q4.gguf", "original/"}
     assert snapshot.tokenizer_config["model_max_length"] == 2048
     assert snapshot.generation_config["max_length"] == 2048
-    assert snapshot.index["layer.1.weight"] == "model-00002-of-00002.safetensors"
+    assert snapshot.shards["layer.1.weight"] == "model-00002-of-00002.safetensors"
     assert (snapshot.hub_id, snapshot.commit, snapshot.quantisation) == (None, None, None)
 
 
@@ -212,7 +212,7 @@ def test_an_index_of_a_hundred_thousand_tensors_is_read_and_carried(model: Path)
     shards = sorted(file.name for file in model.glob("model-*.safetensors"))
     table = {f"layer.{n}.expert.weight": shards[n % len(shards)] for n in range(100_000)}
     write_json(model / "model.safetensors.index.json", {"weight_map": table})
-    assert open_snapshot(str(model), weights=True).index == table
+    assert open_snapshot(str(model), weights=True).shards == table
 
 
 @pytest.mark.needs("mkfifo")

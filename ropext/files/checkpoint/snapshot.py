@@ -252,7 +252,8 @@ class Snapshot:
     tokenizer_config: dict[str, Json] | None = None
     generation_config: dict[str, Json] | None = None
     sentence_bert_config: dict[str, Json] | None = None
-    index: dict[str, str] | None = None  # tensor name -> shard, if the weights are in shards
+    index: dict[str, Json] | None = None  # model.safetensors.index.json
+    shards: Mapping[str, str] = field(default_factory=dict)  # its weight_map, by tensor
     # The carrier of its spectrum, and the name of its config in an error.
     carries: Callable[[Model], Carrier] = field(default=Carrier, compare=False)
     config_name: str = CONFIG
@@ -274,7 +275,7 @@ class Snapshot:
     @property
     def unloaded(self) -> list[str]:
         """Return the safetensors files next to config.json that transformers does not load."""
-        loaded = set((self.index or {}).values()) or {SINGLE}
+        loaded = set(self.shards.values()) or {SINGLE}
         return [name for name in self.weight_files if name not in loaded]
 
     @property
@@ -296,12 +297,13 @@ class Snapshot:
     def weight_bytes(self) -> int | None:
         """Return the bytes of the checkpoint's tensors; None if neither the tensors nor their index
         is here."""
-        shards = set((self.index or {}).values())
         here = self.weight_files
-        if here and shards <= set(here):
+        if here and set(self.shards.values()) <= set(here):
             return sum(self.files[name] for name in here)
-        if shards:
-            return _stated_bytes(self.path(INDEX))
+        about = self.index and self.index.get("metadata")
+        stated = about.get("total_size") if isinstance(about, dict) else None
+        if isinstance(stated, int | float) and 0 < stated < 1 << 60 and self.shards:
+            return int(stated)
         return None
 
     @property
@@ -347,7 +349,7 @@ class Snapshot:
         its index exists."""
         for name, reason in self.refused.items():
             raise InputError(f"{name} in {self.name} cannot be carried over: {reason}")
-        shards = set((self.index or {}).values())
+        shards = set(self.shards.values())
         missing = sorted(shards - set(self.files))
         if missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -362,12 +364,12 @@ class Snapshot:
         """Yield a sentence for each tensor that is in two safetensors shards, or not in the shard
         that the index names."""
         places = dict[str, str]()
-        for shard in sorted(set((self.index or {}).values())):
+        for shard in sorted(set(self.shards.values())):
             for name in read_header(self.path(shard)).tensors:
                 if name in places:
                     yield f"{places[name]} and {shard} both hold {name[:80]}"
-                elif self.index and self.index.get(name, shard) != shard:
-                    yield f"{shard} holds {name[:80]}, but {INDEX} says {self.index[name]}"
+                elif self.shards.get(name, shard) != shard:
+                    yield f"{shard} holds {name[:80]}, but {INDEX} says {self.shards[name]}"
                 places[name] = shard
 
     def changed(self, file: str, during: str) -> InputError:
@@ -398,18 +400,6 @@ def short_name(name: str, hub_id: str | None) -> str:
     if path.is_dir():  # "." and a link have another name
         path = path.resolve()
     return path.name
-
-
-def _stated_bytes(path: Path) -> int | None:
-    """Return the size of all tensors that model.safetensors.index.json states, or None."""
-    index = parse_object(read_bytes(path, INDEX_LIMIT), str(path), containers=INDEX_CONTAINERS)
-    about = index.get("metadata")
-    stated = None
-    if isinstance(about, dict):
-        stated = about.get("total_size")
-    if isinstance(stated, int | float) and 0 < stated < 1 << 60:
-        return int(stated)
-    return None
 
 
 def open_snapshot(
@@ -447,6 +437,7 @@ def open_snapshot(
         commit=commit,
         **small,
         index=index,
+        shards=index["weight_map"] if index else {},
     )
     if weights:
         snapshot.require_weights()
@@ -467,8 +458,8 @@ def with_weights(snapshot: Snapshot) -> Snapshot:
 
 
 def _leave_other_sets(
-    directory: Path, inventory: Inventory, index: dict[str, str] | None
-) -> dict[str, str] | None:
+    directory: Path, inventory: Inventory, index: dict[str, Json] | None
+) -> dict[str, Json] | None:
     """Leave safetensors files behind that repeat tensors of the files that stock loads. Return the
     index, or None if stock does not load it.
 
@@ -476,7 +467,7 @@ def _leave_other_sets(
     """
     files = inventory.files
     weights = [name for name in files if "/" not in name and name.endswith(".safetensors")]
-    shards = set((index or {}).values())
+    shards = set(index["weight_map"].values()) if index else set()
     chosen = {SINGLE} if SINGLE in weights else shards
     others = [name for name in weights if name not in chosen]
     if not chosen or not others or not chosen <= set(weights):
@@ -587,15 +578,16 @@ def no_config_message(model: str, names: Iterable[str]) -> str:
     return f"{model} is not a model directory: it has no config.json"
 
 
-def _index(path: Path) -> dict[str, str] | None:
-    """Return the shard of each tensor by model.safetensors.index.json, or None if a checkpoint has
-    no such file."""
+def _index(path: Path) -> dict[str, Json] | None:
+    """Return the content of a checkpoint's model.safetensors.index.json, whose weight_map is
+    checked; None if there is no such file."""
     if not os.path.lexists(path):
         return None
     data = read_bytes(path, INDEX_LIMIT)
     if data.count(b'"') > 4 * INDEX_TENSORS:
         raise InputError(f"{path} lists more than {INDEX_TENSORS:,} tensors")
-    shards = parse_object(data, str(path), containers=INDEX_CONTAINERS).get("weight_map")
+    index = parse_object(data, str(path), containers=INDEX_CONTAINERS)
+    shards = index.get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
         raise InputError(f"{path} has no weight_map from tensor names to shard names")
     for shard in set(shards.values()):
@@ -603,7 +595,7 @@ def _index(path: Path) -> dict[str, str] | None:
             raise InputError(
                 f"{path} names the shard {shard[:80]!r}, which is not a plain file name"
             )
-    return shards
+    return index
 
 
 def no_weights_error(model: str, names: Iterable[str]) -> InputError:

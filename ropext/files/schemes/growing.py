@@ -13,7 +13,7 @@ from typing import Any
 
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.inputs import open_regular
-from ropext.base.jsontext import dump, read_object
+from ropext.base.jsontext import dump
 from ropext.base.narration import Show, no_progress
 from ropext.base.systems import open_raw, read_at, write_at
 from ropext.files.checkpoint.snapshot import INDEX, Snapshot
@@ -196,8 +196,7 @@ def grow_files(
         stale += rewrite(old, new, growth, names, show)
         more += _data(read_header(new)) - _data(read_header(old))
     if snapshot.index is not None:
-        path = snapshot.path(INDEX)
-        (directory / INDEX).write_bytes(without_stale(read_object(path), stale, more))
+        (directory / INDEX).write_bytes(without_stale(snapshot.index, stale, more))
     return tuple(stale)
 
 
