@@ -117,7 +117,7 @@ def test_a_fact_of_versions_that_no_column_has(with_facts):
     assert "0.30-0.32.1" not in [row.versions for row in loaders.readings("llama", YARN)]
     assert reading("llama", "mlx==0.31") == []
     assert not loaders.exact_in(("mlx==0.31",), "llama", YARN)
-    served = inspecting.read_unextended("ropext://demo")
+    served = inspecting.read_unchanged(inspecting.open_model("ropext://demo"))
     assert served is not None
     with pytest.raises(NotMeasured, match=r"mlx 0\.30-0\.32\.1: not measured"):
         inspecting.gate(served, ["mlx==0.31"]).raise_if_failed()

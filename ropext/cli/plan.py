@@ -107,13 +107,13 @@ def command(
         _print_memory_fit(out, model, MemoryOptions(**room), given, revision, details=details)
         return
     if not given and plot is None:
-        served = inspecting.serving(model, revision=revision)
-        if served is not None:
+        served = inspecting.read_unchanged(inspecting.open_model(model, revision=revision))
+        if served is not None and served.is_extended:
             out.result(_unextended_text(served, details=details), served)
             return
     if plot is None and given.keys() == {"for_loaders"}:
         names = Extend(**given).for_loaders
-        served = inspecting.read_unextended(model, revision=revision)
+        served = inspecting.read_unchanged(inspecting.open_model(model, revision=revision))
         if served is not None:
             _print_engine_gate(out, served, names, details=details)
             return

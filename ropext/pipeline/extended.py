@@ -10,8 +10,7 @@ from ropext.base.table import Number, Table, with_rows
 from ropext.families.loaders import Serving
 from ropext.files.checkpoint.provenance import Record
 from ropext.files.checkpoint.writing import Written
-from ropext.files.inspecting import open_model, read_again
-from ropext.files.schemes import read_positions
+from ropext.files.inspecting import open_model, read_unchanged
 from ropext.pipeline.extending import extension_json
 from ropext.planning import ExtensionPlan
 from ropext.results.report import text
@@ -77,10 +76,7 @@ def _cell(item: Json) -> str:
 
 def opened_extension(output: Path, record: Record) -> Extended:
     """Read the extension from the record of an output."""
-    model = open_model(output)
-    serving: tuple[Serving, ...] = ()
-    if read_positions(model.config) is None:
-        serving = read_again(model).serving
+    served = read_unchanged(open_model(output))
     files = [output.name]
     beside = output.with_name(f"{output.name}.Modelfile")
     if output.is_dir():
@@ -88,4 +84,4 @@ def opened_extension(output: Path, record: Record) -> Extended:
     elif beside.is_file():
         files.append(beside.name)
     written = Written(output, record, (), {}, record.proof, tuple(files))
-    return Extended(written, serving, None)
+    return Extended(written, served.serving if served else (), None)

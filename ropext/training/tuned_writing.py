@@ -207,9 +207,9 @@ def _write_card(
     record = origin.record
     readings = None
     serving: tuple[tuple[str, str], ...] = ()
-    if origin.table is None:
-        # A command in a card must not reveal the directory's path.
-        served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
+    # A command in a card must not reveal the directory's path.
+    served = inspecting.read_unchanged(replace(open_snapshot(str(directory)), name=title))
+    if served is not None:
         readings = card.loader_table(served.readings)
         serving = card.serving_lines(served.serving)
     hub_id = record.base.get("hub_id")

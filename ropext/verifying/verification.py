@@ -7,7 +7,7 @@ from ropext.base.inputs import model_name
 from ropext.base.narration import Say, Show, no_messages, no_progress
 from ropext.endpoint.server import require_server
 from ropext.files.checkpoint import Snapshot, open_snapshot, provenance, with_weights
-from ropext.files.inspecting import naming_config, open_model, read_again
+from ropext.files.inspecting import naming_config, open_model, read_unchanged
 from ropext.files.schemes import read_positions
 from ropext.options.door import public
 from ropext.scaling.rope import Positions
@@ -98,7 +98,7 @@ def check_directory(
         checks.append(server.check_answers(subject, probe))
     served = None
     if not any(each.passed is False for each in checks):
-        served = read_again(snapshot)
+        served = read_unchanged(snapshot)
     return Verification(snapshot.name, tuple(checks), served)
 
 

@@ -50,7 +50,7 @@ def test_a_plan_of_a_scaled_directory_gates_its_config(extended, names, code, sa
 
 
 def test_the_command_to_run_it_names_a_reachable_place():
-    served = inspecting.read_unextended("ropext://demo")
+    served = inspecting.read_unchanged(inspecting.open_model("ropext://demo"))
     for line in served.serving:
         assert "ropext://" not in line.command
         assert str(MODELS["ropext://demo"]) in line.command
@@ -68,7 +68,7 @@ def test_an_unmeasured_gate_has_its_own_exit_code(tmp_path, capsys):
     assert "how it is read was not measured" in shown.err
     assert "sglang 0.5.23: not measured (olmoe was not run in it)" in shown.err
     # A failure comes before an unknown.
-    served = inspecting.read_unextended(str(tmp_path))
+    served = inspecting.read_unchanged(inspecting.open_model(str(tmp_path)))
     with pytest.raises(NotMeasured):
         inspecting.gate(served, ("sglang", "transformers")).raise_if_failed()
     judged = inspecting.gate(served, ("transformers",))
@@ -81,7 +81,7 @@ def test_a_base_has_a_gate_too(tmp_path):
     saved = {k: v for k, v in configs.LLAMA.items() if k not in ("rope_theta", "rope_scaling")}
     saved |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    served = inspecting.read_unextended(str(tmp_path))
+    served = inspecting.read_unchanged(inspecting.open_model(str(tmp_path)))
     assert inspecting.gate(served, ("vllm", "transformers==5")).passed
     with pytest.raises(GateFailed, match=r"mlx MLX-LM 0\.32\.2: different"):
         inspecting.gate(served, ("vllm", "mlx")).raise_if_failed()
@@ -90,7 +90,7 @@ def test_a_base_has_a_gate_too(tmp_path):
 def test_a_file_has_one_too(tmp_path):
     scaled = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     path = making.write(tmp_path / "m.gguf", "llama", making.LLAMA | scaled)
-    served = inspecting.read_unextended(str(path))
+    served = inspecting.read_unchanged(inspecting.open_model(str(path)))
     assert inspecting.gate(served, ("llama.cpp", "lm-studio")).passed
     with pytest.raises(GateFailed, match=r"mistral\.rs .*: error"):
         inspecting.gate(served, ("mistral.rs",)).raise_if_failed()
@@ -105,7 +105,7 @@ def test_a_file_has_one_too(tmp_path):
 
 @pytest.mark.parametrize(("names", "code"), [("vllm", 0), ("exllamav2", 3), ("mlx,trt-llm", 0)])
 def test_a_verification_has_the_gate_and_its_own_checks(extended, monkeypatch, names, code, capsys):
-    served = inspecting.read_unextended(extended)
+    served = inspecting.read_unchanged(inspecting.open_model(extended))
     right = verification.Verification(extended, (verification.Check("spectrum", True, ""),), served)
     monkeypatch.setattr(verification, "check_directory", lambda *args, **how: right)
     done, shown = run("verify", extended, "--for", names, capsys=capsys)

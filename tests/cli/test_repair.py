@@ -52,7 +52,7 @@ def test_a_stale_spelling_is_reported_and_repaired_from_the_trusted_one(llama):
     edit(llama, rope_parameters=NEW, rope_theta=1e4, max_position_embeddings=512)
     told = {
         (r.loader, r.versions): r.verdict
-        for r in inspecting.read_again(open_snapshot(str(llama))).readings
+        for r in inspecting.read_unchanged(open_snapshot(str(llama))).readings
     }
     assert told["transformers", "5.0-5.23"] == "same"
     assert told["transformers", "4.51-4.57"] == "different"
@@ -63,7 +63,7 @@ def test_a_stale_spelling_is_reported_and_repaired_from_the_trusted_one(llama):
         verification.repair(llama, "rope_scaling")
     found = repaired(llama, "rope_parameters")
     assert found == {"rope_theta": (1e4, 5e4), "rope_scaling": (None, OLD)}
-    told = inspecting.read_again(open_snapshot(str(llama))).readings
+    told = inspecting.read_unchanged(open_snapshot(str(llama))).readings
     assert {r.verdict for r in told if r.versions == "4.51-4.57"} == {"same"}
 
 

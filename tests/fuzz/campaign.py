@@ -255,7 +255,7 @@ def run(item: Input, room: Path, tally: Tally) -> str:
 
 def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
     look(directory)
-    served = attempt(inspecting.serving, str(directory))
+    served = attempt(lambda: inspecting.read_unchanged(inspecting.open_model(str(directory))))
     if isinstance(served, inspecting.Served):
         check_json(served.to_json())
         check_text(text.served_details(served))

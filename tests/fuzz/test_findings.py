@@ -440,7 +440,7 @@ def test_an_altered_record_is_one_sentence_of_every_command(checkpoint, damage):
         lambda: inspecting.inspect(checkpoint),
         lambda: inspecting.plan(checkpoint, factor=2.0),
         lambda: inspecting.plan(checkpoint, factor=2.0, from_original=True),
-        lambda: inspecting.serving(str(checkpoint)),
+        lambda: inspecting.read_unchanged(inspecting.open_model(checkpoint)),
         lambda: ropext.extend(checkpoint, checkpoint.parent / "out", factor=2.0, no_verify=True),
         lambda: verify(checkpoint),
     ):

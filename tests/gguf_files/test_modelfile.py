@@ -103,7 +103,7 @@ def store(tmp_path, monkeypatch):
 
 
 def test_llama_cpp_reads_ollamas_own_file(store):
-    lines = inspecting.read_unextended("ollama:whole").serving
+    lines = inspecting.read_unchanged(inspecting.open_model("ollama:whole")).serving
     assert f"llama-server -m {store['model']} " in lines[0].command
 
 

@@ -90,7 +90,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
                 campaign.check_json(seen.to_json())
                 shown = text.inspection_text(seen)
                 campaign.check_text(shown)
-            campaign.attempt(inspecting.serving, str(base))
+            campaign.attempt(lambda: inspecting.read_unchanged(inspecting.open_model(str(base))))
             campaign.attempt(verification.verify, str(base), deep=True)
             options = {"factor": 4.0} | random.choice(METHODS)
             made = campaign.attempt(inspecting.plan, str(base), **options)

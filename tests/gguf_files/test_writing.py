@@ -101,7 +101,7 @@ def test_the_record_is_in_the_file(base, tmp_path):
     assert opened == Extended(done.written, done.serving, done.plan)
     assert opened.written.files == (out.name, f"{out.name}.Modelfile")
     assert "secret" not in out.read_bytes().decode(errors="replace")
-    served = inspecting.serving(str(out))
+    served = inspecting.read_unchanged(inspecting.open_model(str(out)))
     assert (served.record.context, served.model.context) == (256, 1024)
     lines = {line.loader: line.command for line in served.serving}
     assert lines == {
@@ -134,7 +134,10 @@ def test_the_lines_of_a_file_in_a_directory_name_the_file(tmp_path, name):
     extend(base, out, method="yarn")
     (file,) = out.glob("*.gguf")
     assert file.stem == Path(name).stem
-    served = {line.loader: line.command for line in inspecting.serving(str(out)).serving}
+    served = {
+        line.loader: line.command
+        for line in inspecting.read_unchanged(inspecting.open_model(str(out))).serving
+    }
     assert served["llama.cpp"] == f"llama-server -m {file} -c 1024 -np 1"
     modelfile = served["ollama"].rpartition(" ")[2]
     assert Path(modelfile).is_file()
@@ -539,7 +542,7 @@ def test_for_names_programs_that_run_a_file(base, tmp_path):
     for name in ("llama.cpp", "gguf", "LM-Studio", "ollama", "lmstudio,ollama"):
         inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders=name)
     # The answer is the same, whether the file is extended or not.
-    standing = inspecting.read_unextended(str(base))
+    standing = inspecting.read_unchanged(inspecting.open_model(str(base)))
     for ask in (
         lambda name: inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders=name),
         lambda name: inspecting.plan(str(base), factor=4.0, for_loaders=name),

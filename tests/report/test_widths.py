@@ -18,7 +18,7 @@ from gguf_files import making
 from ropext.base.errors import RopextError
 from ropext.files import inspecting
 from ropext.files.inspecting import plan_config
-from ropext.files.inspecting.serving import read_again
+from ropext.files.inspecting.serving import read_unchanged
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.results.report import text
@@ -62,7 +62,7 @@ def test_a_plan_of_a_file(tmp_path, monkeypatch, arch):
     for method in ("pi", "ntk", "yarn"):
         made = inspecting.plan("model.gguf", target=1024, method=method)
         assert too_long(text.plan_details(made)) == []
-    served = read_again(inspecting.open_model("model.gguf"))
+    served = read_unchanged(inspecting.open_model("model.gguf"))
     assert too_long(text.served_details(served)) == []
 
 

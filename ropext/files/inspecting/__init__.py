@@ -14,7 +14,7 @@ from ropext.files.inspecting.model import (
     planned,
     with_far_warning,
 )
-from ropext.files.inspecting.serving import Served, gate, read_again, read_unextended, serving
+from ropext.files.inspecting.serving import Served, gate, read_unchanged
 
 __all__ = [
     "Inspection",
@@ -27,8 +27,6 @@ __all__ = [
     "plan_config",
     "plan_of",
     "planned",
-    "read_again",
-    "read_unextended",
-    "serving",
+    "read_unchanged",
     "with_far_warning",
 ]

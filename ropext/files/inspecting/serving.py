@@ -9,7 +9,7 @@ from ropext.base.jsontext import values_json
 from ropext.families import Model, loaders
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import Record, record_in, scaling_in_words
-from ropext.files.inspecting.model import naming_config, open_model
+from ropext.files.inspecting.model import naming_config
 from ropext.files.schemes import read_positions
 from ropext.planning.carrier import Carrier, UnextendedModel
 
@@ -29,6 +29,11 @@ class Served:
         """The model that its config describes."""
         return self.carrier.model
 
+    @property
+    def is_extended(self) -> bool:
+        """Return True if ropext.json or the config of the model states an extension."""
+        return self.record is not None or bool(scaling_in_words(self.model))
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that `ropext plan --json` prints for a model that is served
         unchanged."""
@@ -42,8 +47,11 @@ class Served:
         }
 
 
-def read_again(snapshot: Snapshot) -> Served:
-    """Return how each loader reads a config unchanged, and how to serve it."""
+def read_unchanged(snapshot: Snapshot) -> Served | None:
+    """Return how each loader reads a config unchanged, and how to serve it; None if the model does
+    not rotate."""
+    if read_positions(snapshot.config) is not None:
+        return None
     with naming_config(snapshot):
         model, conflicts = snapshot.interpret()
     record = record_in(snapshot)
@@ -103,18 +111,3 @@ def _told(readings: Sequence[loaders.LoaderReading]) -> str:
         why = f" ({reading.why})" if reading.why else ""
         parts.append(f"{reading.loader} {reading.versions}: {reading.verdict}{why}")
     return "; ".join(parts)
-
-
-def read_unextended(model: str, *, revision: str | None = None) -> Served | None:
-    """Return how each loader reads anybody's model; None if it does not rotate."""
-    snapshot = open_model(model, revision=revision)
-    return None if read_positions(snapshot.config) is not None else read_again(snapshot)
-
-
-def serving(model: str, *, revision: str | None = None) -> Served | None:
-    """Return how each loader reads an extended directory; None if it is not one."""
-    snapshot = open_model(model, revision=revision)
-    if read_positions(snapshot.config) is not None:
-        return None
-    served = read_again(snapshot)
-    return served if served.record or scaling_in_words(served.model) else None

@@ -13,7 +13,7 @@ from ropext.base.table import WIDTH, columns, folded
 from ropext.families import Model
 from ropext.families.config import named
 from ropext.files.checkpoint.provenance import scaling_in_words
-from ropext.files.inspecting import Inspection, Served, serving
+from ropext.files.inspecting import Inspection, Served, open_model, read_unchanged
 from ropext.planning import ExtensionPlan
 from ropext.planning.carrier import Carrier, Words
 from ropext.scaling.rope import ABSENT, SCHEMES, Edit, RopeSite, phase_ratio, turns
@@ -430,7 +430,7 @@ def model_placeholder_note(lines: Iterable["Serving"]) -> str:
 def serving_commands(output: Path) -> str:
     """Return the commands that serve a finished output in the program that most users have, as the
     text below a result; "" if the model does not rotate."""
-    read = serving(str(output))
+    read = read_unchanged(open_model(output))
     if read is None:
         return ""
     return _serving_section(output, usual_serving_lines(read.serving, read.carrier.words))
