@@ -38,6 +38,7 @@ SAVED = "saved_from_memory"  # section of a record whose weights anyone may have
 # Sections of the record: hashes of the documents used in training, and the trainings.
 TRAINED_ON = "trained_on"
 TRAININGS = ("fit", "finetune")
+READ_AGAIN = (*TRAININGS, "run", TRAINED_ON)  # the sections of later steps that ropext reads
 # The keys that a record copies from its base's record.
 LINK = ("method", "context", "target", "recipe", "edits", "base")
 
@@ -108,16 +109,6 @@ class KeptLink:
     recipe: JsonObject
     edits: tuple[Edit, ...]
     base: KeptBase
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptSections:
-    """The sections of later steps that ropext reads again."""
-
-    fit: JsonObject | None = None
-    finetune: JsonObject | None = None
-    run: JsonObject | None = None
-    trained_on: JsonObject | None = None
 
 
 def base_of(snapshot: Snapshot) -> dict[str, Json]:
@@ -318,9 +309,11 @@ def _record(content: dict[str, Json], path: str) -> Record:
     try:
         record = TypeAdapter(Record).validate_json(text, strict=True)
         link = TypeAdapter(KeptLink).validate_json(text, strict=True)
-        TypeAdapter(KeptSections).validate_json(text, strict=True)
     except ValidationError as error:
         raise InputError(f"{path} is damaged: {_damage(error)}") from None
+    for name in READ_AGAIN:
+        if not isinstance(content.get(name), dict | None):
+            raise InputError(f"{path} is damaged: {name} is not an object")
     for site, entry in zip(record.sites, content["sites"], strict=True):
         for key, spectrum in (("base", site.base), ("spectrum", site.wanted)):
             if spectrum.digest() != entry[key].get("digest"):

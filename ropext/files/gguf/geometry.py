@@ -83,7 +83,7 @@ def read_geometry(parts: Sequence[GgufHeader], row: Architecture) -> Geometry:
     heads = _single(head, key("attention.head_count"))
     if not (layers > 0 and hidden and context and heads):
         raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
-    dim, head_dim = _rotating_channels(head, row)
+    dim, head_dim = _rotating_channels(head, row, hidden // heads)
     window, kinds = _windows(head, row, layers)
     if window and row.windowed:
         row = replace(row, type=row.windowed)
@@ -153,16 +153,11 @@ def _tokens(head: GgufHeader) -> int | None:
     return tokens.items
 
 
-def _rotating_channels(head: GgufHeader, row: Architecture) -> tuple[int, int]:
+def _rotating_channels(head: GgufHeader, row: Architecture, share: int) -> tuple[int, int]:
     """Return (channels of a head that rotate, all its channels), in the layers that see all
-    tokens."""
+    tokens. `share` is a head's share of the hidden size, for a header without key_length."""
     key = f"{row.name}.{{}}".format
-    hidden = head.whole(key("embedding_length"))
-    heads = _single(head, key("attention.head_count"))
-    derived = 0
-    if hidden and heads:
-        derived = hidden // heads
-    head_dim = head.whole(key("attention.key_length"), 1, 1 << 20) or derived
+    head_dim = head.whole(key("attention.key_length"), 1, 1 << 20) or share
     dim = head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or head_dim
     if row.halves:
         dim //= 2
