@@ -9,7 +9,7 @@ from ropext.base import guard
 from ropext.base.inputs import model_name
 from ropext.base.narration import SILENT, Hooks, Say, no_messages
 from ropext.files.checkpoint import open_snapshot
-from ropext.files.checkpoint.card import README, serving_lines
+from ropext.files.checkpoint.card import README
 from ropext.files.inspecting import read_unchanged
 from ropext.options.door import public
 
@@ -52,7 +52,7 @@ def push(
     pushing.check_name(repository)
     there = replace(open_snapshot(directory), name=repository, hub_id=repository)
     served = read_unchanged(there)
-    lines = serving_lines(served.serving if served else ())
+    lines = served.serving if served else ()
     shown = card_figures(directory, [str(run) for run in results])
     for run in runs:
         for remark in no_digest_warnings(run):

@@ -205,13 +205,8 @@ def _write_card(
 ) -> None:
     """Write the model card of a fine-tuned checkpoint; `what` names the trained parts."""
     record = origin.record
-    readings = None
-    serving: tuple[tuple[str, str], ...] = ()
     # A command in a card must not reveal the directory's path.
     served = inspecting.read_unchanged(replace(open_snapshot(str(directory)), name=title))
-    if served is not None:
-        readings = card.loader_table(served.readings)
-        serving = card.serving_lines(served.serving)
     hub_id = record.base.get("hub_id")
     base = short_name(str(record.base.get("name", "")), hub_id)
     extended = (
@@ -223,17 +218,15 @@ def _write_card(
         base=base,
         base_is_hub_id=bool(hub_id),
         summary=(extended, *story.summary),
-        facts=card.facts(
-            [
-                ("method", record.method),
-                ("context", record.context),
-                ("target", record.target),
-                ("trained", what),
-            ]
-        ),
+        facts=[
+            ("method", record.method),
+            ("context", record.context),
+            ("target", record.target),
+            ("trained", what),
+        ],
         numbers=story.numbers,
-        readings=readings,
-        serving=serving,
+        readings=served.readings if served else (),
+        serving=served.serving if served else (),
     )
     card.write_card(directory, text, origin.snapshot.directory)
 

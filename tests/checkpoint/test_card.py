@@ -9,13 +9,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropext.families.loaders import LoaderReading, Serving
 from ropext.files.checkpoint.card import (
     TAGS,
     Card,
     Table,
     code_block,
     escape,
-    facts,
     read_readme,
     render,
     split,
@@ -26,9 +26,12 @@ CARD = Card(
     base="org/model",
     base_is_hub_id=True,
     summary=("Extended from 2048 to 8192 tokens.",),
-    facts=facts([("method", "yarn"), ("factor", 4.0)]),
-    readings=Table("", "", ("loader", "verdict"), (("vLLM", "same"), ("llama.cpp", "ignored"))),
-    serving=(("vLLM", "vllm serve out --max-model-len 8192"),),
+    facts=[("method", "yarn"), ("factor", 4.0)],
+    readings=[
+        LoaderReading("vLLM", "0.30-", "same"),
+        LoaderReading("llama.cpp", "b1", "different"),
+    ],
+    serving=[Serving("vLLM", "vllm serve out --max-model-len 8192")],
     numbers=(Table("Perplexity", "", ("length", "ppl"), (("8192", "9.1 ± 0.1"),)),),
     warnings=("transformers warns about attn_factor.",),
 )
@@ -69,7 +72,7 @@ def test_the_base_is_kept_and_the_front_matter_merged():
     assert text.endswith("# Base model\n\nText with <b>HTML</b> of its own.\n")
     order = ["## Context extension", "| method | yarn |", "attn\\_factor", "**Perplexity**"]
     order += [
-        "| llama.cpp | ignored |",
+        "| llama.cpp | b1 | different |",
         "```sh\nvllm serve out --max-model-len 8192\n```",
         "# Base",
     ]
@@ -185,9 +188,9 @@ def test_a_card_keeps_its_shape_whatever_is_put_in(text: str):
         title=text,
         base=text,
         summary=(text,),
-        facts=facts([(text, text)]),
-        readings=Table("", "", (text,), ((text,),)),
-        serving=((text, f"serve {text}"),),
+        facts=[(text, text)],
+        readings=[LoaderReading(text, text, "same", text)],
+        serving=[Serving(text, f"serve {text}")],
         numbers=(Table(text, "", (text,), ((text,),)),),
         warnings=(text,),
     )

@@ -5,7 +5,7 @@ model or a user is escaped, so it can add neither HTML nor Markdown.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ KNOWN_KEYS = (
     "pipeline_tag",
 )
 SERVING = "### Serving"
+ENGINES = ("engine", "versions", "computes it", "note")  # columns of the table of verdicts
 TAGS = ("ropext", "context-extension")
 
 
@@ -87,9 +88,9 @@ class Card:
     base_is_hub_id: bool
     task: str = field(default="", kw_only=True)  # the hub's name for it, "" if not known
     summary: tuple[str, ...]  # one sentence each
-    facts: Table | None = None  # method, knobs, context, target ...
-    readings: Table | None = None  # loader, versions, verdict, why, flag
-    serving: tuple[tuple[str, str], ...] = ()  # (loader, command line)
+    facts: Sequence[tuple[str, object]] = ()  # method, knobs, context, target ...
+    readings: Sequence[LoaderReading] = ()
+    serving: Sequence[Serving] = ()
     numbers: tuple[Table, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -118,27 +119,31 @@ def section(card: Card) -> str:
     end marks."""
     parts = [BEGIN, "## Context extension", " ".join(map(escape, card.summary))]
     if card.facts:
-        parts.append(grid(card.facts))
+        facts = tuple((name, str(value)) for name, value in card.facts)
+        parts.append(grid(Table("", "", ("", ""), facts)))
     parts += [f"> **Note:** {escape(warning)}" for warning in card.warnings]
     parts += _numbered(card.numbers)
     if card.readings:
-        parts += ["### Which engines compute it", grid(card.readings)]
+        rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in card.readings)
+        parts += ["### Which engines compute it", grid(Table("", "", ENGINES, rows))]
     parts += _serving(card.serving)
     parts += [CLOSING, END]
     return "\n\n".join(parts) + "\n"
 
 
-def _serving(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the model card's commands that serve the model, one code block for each engine."""
+def _serving(lines: Iterable[Serving]) -> list[str]:
+    """Return the model card's commands that serve the model, one code block for each engine that
+    has one."""
     parts = list[str]()
-    for name, line in lines:
-        parts += [f"{escape(name)}:", code_block(line, "sh")]
+    for line in lines:
+        if line.command:
+            parts += [f"{escape(line.loader)}:", code_block(line.command, "sh")]
     if parts:
         parts.insert(0, SERVING)
     return parts
 
 
-def with_serving(text: str, lines: Iterable[tuple[str, str]]) -> str:
+def with_serving(text: str, lines: Iterable[Serving]) -> str:
     """Return a model card of ropext's in which these serving commands replace the old ones."""
     pattern = re.compile(f"^{SERVING}$.*?^(?=###? |{re.escape(CLOSING)})", re.DOTALL | re.MULTILINE)
     new = "\n\n".join(_serving(lines))
@@ -265,24 +270,6 @@ def read_readme(path: Path) -> tuple[str | None, str | None]:
         return None, f"{error}, so the new card leaves it out"
 
 
-def facts(rows: Iterable[tuple[str, object]]) -> Table:
-    """Return the model card's two-column table of names and values."""
-    return Table("", "", ("", ""), tuple((name, str(value)) for name, value in rows))
-
-
-def loader_table(readings: Iterable[LoaderReading]) -> Table | None:
-    """Return the model card's table of each engine's verdict, or None if there is no verdict."""
-    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in readings)
-    if not rows:
-        return None
-    return Table("", "", ("engine", "versions", "computes it", "note"), rows)
-
-
-def serving_lines(serving: Iterable[Serving]) -> tuple[tuple[str, str], ...]:
-    """Return (engine, command) for the model card, for each engine that has a command."""
-    return tuple((line.loader, line.command) for line in serving if line.command)
-
-
 def card_of(plan: ExtensionPlan, record: Record, title: str) -> Card:
     """Return the model card's section for a plan, and its record with the proof, as plain
     strings."""
@@ -314,9 +301,9 @@ def card_of(plan: ExtensionPlan, record: Record, title: str) -> Card:
             plan.weights,
             _proved(record.proof),
         ),
-        facts=facts(entries),
-        readings=loader_table(plan.readings),
-        serving=serving_lines(plan.serving(title)),
+        facts=entries,
+        readings=plan.readings,
+        serving=plan.serving(title),
         warnings=(*plan.notes, *plan.warnings, *nearest),
     )
 

@@ -22,6 +22,7 @@ from ropext.base.errors import InputError, RopextError, Stopped, UsageError
 from ropext.base.inputs import CONFIG_LIMIT, read_bytes
 from ropext.base.jsontext import Json, dump, parse_object
 from ropext.base.narration import SILENT, Hooks, Say, kept_after_interrupt, scrub
+from ropext.families.loaders import Serving
 from ropext.files.checkpoint import card, provenance
 from ropext.files.checkpoint.hub import hub_errors
 from ropext.files.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
@@ -88,7 +89,7 @@ class Head:
     """The additions to the front matter and the commands of a card that is uploaded."""
 
     figures: Sequence[card.Figure] = ()
-    serving: Sequence[tuple[str, str]] = ()  # commands with the repository's name
+    serving: Sequence[Serving] = ()  # commands with the repository's name
     license: str | None = None
     base_model: str | None = None
 
