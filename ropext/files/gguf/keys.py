@@ -177,28 +177,17 @@ class FileCarrier(GgufCarrier):
         self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
     ) -> tuple[Edit, ...]:
         """Return the edits of the GGUF's keys and tensors for one rotary embedding."""
-        return _key_edits(self.file, site, target)
-
-
-def _key_edits(model: GgufFile, site: RopeSite, target: int) -> tuple[Edit, ...]:
-    """Return the changes of a planned site in the file, for people to read."""
-    keys, tensors = changes(model, site, target)
-    edits = []
-    for key, (_, value) in keys.items():
-        entry = model.head.entries.get(key)
-        before: Json = ABSENT
-        if entry is not None:
-            before = entry.value
-        if before != value:
-            edits.append(Edit(key, before, value, METADATA))
-    for name, values in tensors.items():
-        known = model.head.floats(name)
-        before = ABSENT
-        if known:
-            before = list(known)
-        if before != list(values):
-            edits.append(Edit(name, before, list(values), METADATA))
-    return tuple(edits)
+        head = self.file.head
+        keys, tensors = changes(self.file, site, target)
+        values: list[tuple[str, Json, Json]] = []  # of a key or a tensor, before and after
+        for key, (_, value) in keys.items():
+            entry = head.entries.get(key)
+            values.append((key, ABSENT if entry is None else entry.value, value))
+        for name, divisors in tensors.items():
+            values.append((name, list(head.floats(name)) or ABSENT, list(divisors)))
+        return tuple(
+            Edit(key, before, after, METADATA) for key, before, after in values if before != after
+        )
 
 
 def close(a: tuple[float, ...], b: list[float]) -> bool:
