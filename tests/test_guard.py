@@ -24,7 +24,7 @@ from ropext.cli.app import COMMANDS
 from ropext.cli.options import command_of
 from ropext.results import rundir
 from ropext.results.measurement import MeasuredModel, Measurement
-from ropext.results.perplexity import EvaluationSettings, Reading
+from ropext.results.perplexity import LossStatistics, Reading
 from ropext.results.values import Bootstrap
 
 # --- identity ---
@@ -307,7 +307,7 @@ def test_a_picture_that_was_derived_from_one_of_ropext_s_is_kept(tmp_path, chang
 @pytest.mark.parametrize("change", [*DERIVED.values(), rewritten], ids=[*DERIVED, "rewritten"])
 def test_a_table_that_was_derived_from_one_of_ropext_s_is_kept(tmp_path, change):
     file = tmp_path / "x.parquet"
-    frame = EvaluationSettings(4, (4,), 2, Bootstrap(0))
+    frame = LossStatistics(4, (4,), 2, Bootstrap(0))
     reading = Reading("base", {4: [np.array([np.nan, 0.5, 0.25, 0.125])]})
     measured = Measurement(frame, {"base": MeasuredModel("base", reading)})
     texts = [("a", np.array([7, 8, 9, 10]))]

@@ -23,8 +23,8 @@ from ropext.results.metrics import ReadText, text_values
 from ropext.results.numbers import ModelNumbers
 from ropext.results.perplexity import (
     SHORT_WINDOW,
-    Documents,
-    EvaluationSettings,
+    LossStatistics,
+    MeasuredDocuments,
     Reading,
     TokenNll,
     loss_by_position,
@@ -123,7 +123,7 @@ def _losses_in_answer(answer: JsonObject, prompt: Sequence[int]) -> list[float] 
 class ServerTexts:
     """The texts as tokens: the same ones that an evaluation of a directory takes from this data."""
 
-    documents: Documents
+    documents: MeasuredDocuments
     ids: tuple[Ids, ...]
     bos: int | None  # the first token of each
     counts: JsonObject  # of documents, for results
@@ -133,7 +133,7 @@ class ServerTexts:
 class TextPlan:
     """The servers that read the texts; `base` is a server of the unscaled model."""
 
-    frame: EvaluationSettings
+    frame: LossStatistics
     texts: ServerTexts
     losses: TokenLosses
     base: TokenLosses | None = None

@@ -22,7 +22,7 @@ from ropext.files.checkpoint.provenance import installed
 from ropext.options.endpoint import EndpointOptions
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.results import BASE, SCHEMA
-from ropext.results.perplexity import EvaluationSettings
+from ropext.results.perplexity import LossStatistics
 from ropext.results.values import Bootstrap
 from ropext.tasks import OwnTask, find_task
 from ropext.tasks.own import OwnQuestion, read_questions
@@ -82,9 +82,9 @@ class ServerPlan:
         return self.window[0]
 
     @property
-    def frame(self) -> EvaluationSettings:
+    def frame(self) -> LossStatistics:
         """Return the settings of the server's numbers: context, lengths, tail and intervals."""
-        return EvaluationSettings(
+        return LossStatistics(
             self.context,
             self.wanted.lengths,
             tail_tokens(self.context),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ropext.base.jsontext import Json
 from ropext.endpoint.answers import Answer
 from ropext.results import BASE
-from ropext.results.gates import Metrics
+from ropext.results.gates import GateMetrics
 from ropext.results.numbers import ModelNumbers
 from ropext.results.retrieval import (
     FOUND,
@@ -29,7 +29,7 @@ Scores = Sequence[tuple[ItemScore, Answer]]
 
 
 @dataclass(frozen=True)
-class ServerMetrics(Metrics):
+class ServerMetrics(GateMetrics):
     """The metrics that an evaluation of a server will have."""
 
     reads_text: bool = False

@@ -32,7 +32,7 @@ from ropext.results.measurement import (
     comparison_folder,
     loss_file_name,
 )
-from ropext.results.perplexity import EvaluationSettings
+from ropext.results.perplexity import LossStatistics
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ OPTION = "--kl"
 Positions = npt.NDArray[np.int64]
 
 
-def compared_positions(frame: EvaluationSettings, lengths: Sequence[int]) -> Positions:
+def compared_positions(frame: LossStatistics, lengths: Sequence[int]) -> Positions:
     """Return the positions of a document's tokens at which --kl compares a model with the base, in
     the tails before lengths."""
     wanted = set[int]()
@@ -58,36 +58,36 @@ class Against:
     store: Store  # the base's store
     head: Callable[[TokenScorer], Any]  # the base's, given the scorer of the model that is read
 
-    def states(self, frame: EvaluationSettings, document: str) -> npt.NDArray[Any]:
+    def states(self, frame: LossStatistics, document: str) -> npt.NDArray[Any]:
         """Return the base's states for a document, a row for each compared token."""
         states: npt.NDArray[Any] = self.store.get(loss_file_name(states_folder(frame), document))
         return states
 
 
-def states_folder(frame: EvaluationSettings) -> str:
+def states_folder(frame: LossStatistics) -> str:
     """Return the folder of the base's states (--kl) in its store."""
     return f"states-{_tails(frame)}"
 
 
-def against_key(frame: EvaluationSettings, base: str) -> str:
+def against_key(frame: LossStatistics, base: str) -> str:
     """Return a key for the comparison with the base (--kl), from its store and the compared
     tokens."""
     return digest([base, _tails(frame)])[:8]
 
 
-def divergence_folders(frame: EvaluationSettings, base: str, regime: str) -> tuple[str, str]:
+def divergence_folders(frame: LossStatistics, base: str, regime: str) -> tuple[str, str]:
     """Return the folders of a model's divergence and agreement (--kl) in a regime."""
     key = against_key(frame, base)
     return comparison_folder(DIVERGENCE, key, regime), comparison_folder(AGREEMENT, key, regime)
 
 
-def _tails(frame: EvaluationSettings) -> str:
+def _tails(frame: LossStatistics) -> str:
     """Return a key for the tokens that --kl compares, from the lengths and the tail of a frame."""
     return digest([list(frame.lengths), frame.tail])[:8]
 
 
 def served_lengths(
-    frame: EvaluationSettings, regimes: Mapping[str, int], of_pass: int
+    frame: LossStatistics, regimes: Mapping[str, int], of_pass: int
 ) -> tuple[int, ...]:
     """Return the measured lengths whose numbers come from a pass of `of_pass` tokens."""
     passes = tuple(regimes.values())
@@ -95,7 +95,7 @@ def served_lengths(
 
 
 def read_base(
-    scorer: TokenScorer, ids: Ids, frame: EvaluationSettings, bos: int | None
+    scorer: TokenScorer, ids: Ids, frame: LossStatistics, bos: int | None
 ) -> tuple[npt.NDArray[Any], TokenNll]:
     """Read a document with the base for --kl; return its states at the compared tokens, and its
     losses through the short window.
@@ -132,7 +132,7 @@ def read_against(
     against: Against,
     stored: npt.NDArray[Any],
     ids: Ids,
-    frame: EvaluationSettings,
+    frame: LossStatistics,
     lengths: Sequence[int],
 ) -> tuple[TokenNll, TokenNll, TokenNll]:
     """Return --kl's divergence and agreement at the compared tokens of a document's pass, and all

@@ -32,7 +32,7 @@ from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED, rules
 from ropext.results.measurement import Store
 from ropext.results.overlap import Overlap
-from ropext.results.rules import Ranking
+from ropext.results.rules import LossRanking
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 
@@ -169,7 +169,7 @@ class MethodComparison:
         reads: Workload,
         hooks: Hooks = SILENT,
         options: DocumentOptions | None = None,
-    ) -> Ranking:
+    ) -> LossRanking:
         """Read the documents once with every plan, and with the base through its short window;
         return the methods ranked by their loss.
 
@@ -204,7 +204,7 @@ class RankingRequest:
 class Measured:
     """The result of `ropext plan --measure`."""
 
-    ranking: Ranking
+    ranking: LossRanking
     plans: Mapping[str, Plan]
     left_out: Mapping[str, str]
     corpus: Corpus

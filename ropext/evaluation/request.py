@@ -32,7 +32,7 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import places_read
 from ropext.results import BASE
-from ropext.results.gates import Gate, Metrics, split_run_spec
+from ropext.results.gates import Gate, GateMetrics, split_run_spec
 from ropext.results.perplexity import PROTOCOLS
 from ropext.results.rundir import read_run
 
@@ -165,7 +165,7 @@ def prepare(
     labels = [variant.label for variant in lineup.variants]
     if options.kl and BASE not in labels:
         raise UsageError("--kl: there is no base to hold models against; name it with --base MODEL")
-    Metrics(options, labels, grid, prediction.scoring).check(gates)
+    GateMetrics(options, labels, grid, prediction.scoring).check(gates)
     others = {gate.run for gate in gates if gate.run is not None and gate.run not in labels}
     for other in others:
         read_run(split_run_spec(other)[0])  # raises an error if the run is missing or incomplete

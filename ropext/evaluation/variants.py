@@ -34,7 +34,7 @@ from ropext.results.overlap import (
     recorded_training,
     unrecorded_training,
 )
-from ropext.results.perplexity import EvaluationSettings
+from ropext.results.perplexity import LossStatistics
 from ropext.scaling.forms import LENGTH_DEPENDENT
 from ropext.scaling.rope import Positions, RopeSite
 
@@ -172,7 +172,7 @@ class Variant:
             content["kv_cache"] = asdict(self.cache) | {"order": "gguf"}
         return content
 
-    def regimes(self, frame: EvaluationSettings) -> dict[str, int]:
+    def regimes(self, frame: LossStatistics) -> dict[str, int]:
         """Return the pass length of each folder of losses in the variant's store.
 
         The passes serve all lengths of a frame: one for each run of lengths that share a spectrum,

@@ -42,8 +42,8 @@ from ropext.results.measurement import MeasuredModel, Measurement, Store, loss_f
 from ropext.results.perplexity import (
     ALL_TOKENS,
     MASK_STRIDE,
-    Documents,
-    EvaluationSettings,
+    LossStatistics,
+    MeasuredDocuments,
     Reading,
     Scoring,
 )
@@ -63,15 +63,11 @@ class NextToken:
     protocol: ClassVar[str | None] = None  # as --protocol names it
     sees_all: ClassVar[bool] = False
 
-    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> EvaluationSettings:
+    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> LossStatistics:
         """Return the lengths at which models read documents, and the tokens scored there."""
-        return EvaluationSettings(
-            context, lengths, tail_tokens(context), Bootstrap(seed), self.scoring
-        )
+        return LossStatistics(context, lengths, tail_tokens(context), Bootstrap(seed), self.scoring)
 
-    def read(
-        self, scorer: TokenScorer, ids: Ids, length: int, frame: EvaluationSettings
-    ) -> TokenNll:
+    def read(self, scorer: TokenScorer, ids: Ids, length: int, frame: LossStatistics) -> TokenNll:
         """Return the NLL of the first `length` tokens of a document, read in one pass."""
         return read_pass(scorer, ids, length)
 
@@ -104,15 +100,13 @@ class MaskedTokens:
             raise UsageError(f"--lengths {length} has no room for text next to the special tokens")
         return room
 
-    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> EvaluationSettings:
+    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> LossStatistics:
         """Return a frame in which every length scores the same tokens of a document, so that the
         shortest length bounds the tail."""
         tail = min(tail_tokens(context), self.text_in(lengths[0]))
-        return EvaluationSettings(context, lengths, tail, Bootstrap(seed), self.scoring)
+        return LossStatistics(context, lengths, tail, Bootstrap(seed), self.scoring)
 
-    def read(
-        self, scorer: TokenScorer, ids: Ids, length: int, frame: EvaluationSettings
-    ) -> TokenNll:
+    def read(self, scorer: TokenScorer, ids: Ids, length: int, frame: LossStatistics) -> TokenNll:
         """Return the NLL of a document's last `frame.tail` tokens, each masked once, in the window
         of `length` tokens at the end of `ids`.
 
@@ -217,7 +211,7 @@ class Workload:
     """The documents and questions for every variant; a variant with the short window gets the
     questions with their text truncated to its context."""
 
-    frame: EvaluationSettings
+    frame: LossStatistics
     documents: tuple[Document, ...] = ()
     questions: tuple[tuple[Item, ...], ...] = ()  # each group over one haystack
     prediction: Prediction = NEXT_TOKEN
@@ -313,9 +307,9 @@ class Workload:
         return Measurement(self.frame, models, self.described if self.documents else None)
 
     @cached_property
-    def described(self) -> Documents:
+    def described(self) -> MeasuredDocuments:
         """Return the documents as results hold them."""
-        return Documents(
+        return MeasuredDocuments(
             tuple(document.name for document in self.documents),
             tuple(document.prefix_hashes(self.frame.lengths) for document in self.documents),
             tuple(document.token_bytes.astype(np.int64) for document in self.documents),

@@ -22,8 +22,8 @@ from ropext.pipeline.recipe import Recipe
 from ropext.pipeline.work import LABELS, READ_ALWAYS
 from ropext.planning import make_plan
 from ropext.results import CONTROL, UNTOUCHED
-from ropext.results.gates import Metrics
-from ropext.results.perplexity import EvaluationSettings
+from ropext.results.gates import GateMetrics
+from ropext.results.perplexity import LossStatistics
 
 # The task of the verdict if the recipe names none.
 TASK = "passkey"
@@ -43,7 +43,7 @@ class PlannedChoice:
     to_choose: list[Document]
     to_judge: list[Document]  # none if the recipe names other documents for the verdict
     able: int  # documents for the choice that reach the target
-    frame: EvaluationSettings
+    frame: LossStatistics
 
     @property
     def target(self) -> int:
@@ -79,7 +79,7 @@ class PlannedChoice:
         labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
         gates = [gate for gate in gates_of(self.recipe) if gate.run is None]
         with self.recipe.source.naming(EVALUATE):
-            Metrics(options, labels, options.lengths or (self.target,)).check(gates)
+            GateMetrics(options, labels, options.lengths or (self.target,)).check(gates)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return each stage with a sentence about its work."""

@@ -20,7 +20,7 @@ from ropext.options.endpoint import EndpointOptions, port_options
 from ropext.options.fields import places_read
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
-from ropext.results.perplexity import Documents
+from ropext.results.perplexity import MeasuredDocuments
 
 
 def plan_port(
@@ -86,7 +86,7 @@ def _as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> ServerTexts:
     encoder = DocumentEncoder(text_tokenizer(_directory(options)), seed=options.seed)
     wanted = Wanted(tuple(lengths), given=True, max_documents=options.max_docs)
     corpus = read_corpus(options, encoder, wanted)
-    documents = Documents(
+    documents = MeasuredDocuments(
         tuple(document.name for document in corpus.documents),
         tuple(document.prefix_hashes(lengths) for document in corpus.documents),
         tuple(document.token_bytes.astype(np.int64) for document in corpus.documents),

@@ -21,7 +21,7 @@ from ropext.pipeline.job import gates_of
 from ropext.pipeline.recipe import Recipe
 from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
-from ropext.results.gates import Gate, Metrics
+from ropext.results.gates import Gate, GateMetrics
 
 if TYPE_CHECKING:
     from ropext.evaluation.lineup import Lineup
@@ -96,7 +96,7 @@ class RunContext:
         options = self.recipe.evaluate_options()
         grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
         with self.recipe.source.naming(EVALUATE):
-            Metrics(options, self.labels, grid).check(self.gates)
+            GateMetrics(options, self.labels, grid).check(self.gates)
 
     @property
     def folder(self) -> Path:

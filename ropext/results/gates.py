@@ -223,9 +223,9 @@ def metric_text(metric: str) -> str:
 
 
 @dataclass(frozen=True)
-class Metrics:
-    """The metrics that an evaluation will measure, as far as they are known before anything is
-    read."""
+class GateMetrics:
+    """The metrics of results.json that gates (--fail-if) can name, as far as they are known before
+    anything is measured."""
 
     options: Measuring
     labels: Sequence[str]
@@ -233,8 +233,8 @@ class Metrics:
     scoring: Scoring = ALL_TOKENS
 
     def check(self, gates: Sequence[Gate]) -> None:
-        """Raise UsageError for a gate about a metric that this evaluation will not measure, before
-        hours of work rather than after."""
+        """Raise UsageError for a gate of --fail-if about a metric that results.json will not have,
+        before hours of work rather than after."""
         for gate in gates:
             reason = self._missing_model(gate) or self._missing_metric(gate) or self._unsure(gate)
             if reason is not None:

@@ -30,7 +30,13 @@ from ropext.results.metrics import (
 )
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import Overlap
-from ropext.results.perplexity import Documents, EvaluationSettings, Reading, Span, strided_values
+from ropext.results.perplexity import (
+    LossStatistics,
+    MeasuredDocuments,
+    Reading,
+    Span,
+    strided_values,
+)
 from ropext.results.retrieval import (
     FOUND,
     ItemScore,
@@ -96,9 +102,9 @@ class Measurement:
     """Models by their labels, on the same documents and questions. `path` is None if nothing was
     kept. Of several processes only the first has the models' numbers."""
 
-    frame: EvaluationSettings = field(repr=False)
+    frame: LossStatistics = field(repr=False)
     models: Mapping[str, MeasuredModel] = field(repr=False)
-    documents: Documents | None = field(default=None, repr=False)
+    documents: MeasuredDocuments | None = field(default=None, repr=False)
     facts: EvaluationFacts = field(default=EvaluationFacts(), repr=False)
     manifest: JsonObject = field(default_factory=dict, repr=False)
     path: Path | None = None
@@ -470,8 +476,9 @@ class Store:
             return np.array(np.load(self.file(name), "r", allow_pickle=False))
         return json.loads(self.file(name).read_text(encoding="utf-8"))
 
-    def written(self, folder: Path) -> None:
-        """Write all losses and answers of a variant into a folder."""
+    def write_files(self, folder: Path) -> None:
+        """Write a variant's losses and answers as the files of a finished run: .npy and .json below
+        a folder of variants/."""
         if self.folder is not None:
             shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         for name, result in self.held.items():

@@ -13,7 +13,7 @@ from ropext.results import STRIDED
 from ropext.results.perplexity import Scoring, Span
 
 if TYPE_CHECKING:
-    from ropext.results.perplexity import Documents, EvaluationSettings, Reading
+    from ropext.results.perplexity import LossStatistics, MeasuredDocuments, Reading
     from ropext.results.values import Value
 
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class ReadText:
     """A model's reading of the documents, and the base's reading to compare it with."""
 
-    frame: "EvaluationSettings"
+    frame: "LossStatistics"
     reading: "Reading"
     base: "Reading | None" = None
-    documents: "Documents | None" = None  # without them bytes are not known
+    documents: "MeasuredDocuments | None" = None  # without them bytes are not known
     divergence: "Reading | None" = None  # per token, nats from the base's next token
     agreement: "Reading | None" = None  # 1 if the first choice equals the base's
     unrounded: "Reading | None" = None  # the same model, its KV cache as it is computed
@@ -56,17 +56,17 @@ class GateRules:
     unit: str = DOCUMENTS
 
 
-def _tail_span(frame: "EvaluationSettings", length: int) -> Span:
+def _tail_span(frame: "LossStatistics", length: int) -> Span:
     """Return the span of the metrics over the last N tokens before a length."""
     return frame.tail_span(length)
 
 
-def _span_before(frame: "EvaluationSettings", length: int) -> Span:
+def _span_before(frame: "LossStatistics", length: int) -> Span:
     """Return the span of the metrics over all tokens before a length."""
     return 1, length
 
 
-def _span_inside(frame: "EvaluationSettings", length: int) -> Span:
+def _span_inside(frame: "LossStatistics", length: int) -> Span:
     """Return the span of the short tax: the scored positions inside the trained context, whatever
     the length."""
     return frame.inside
@@ -76,7 +76,7 @@ def _span_inside(frame: "EvaluationSettings", length: int) -> Span:
 class Metric:
     """A number of results.json: one at each length, `NAME@LENGTH`, or one of all lengths, `NAME`.
 
-    `method` names the method of EvaluationSettings that computes it. `of` names the fields of
+    `method` names the method of LossStatistics that computes it. `of` names the fields of
     ReadText that the method takes; if one of them is None, the number does not exist. `span`
     returns the positions that the method takes, too; it is None if the method chooses them itself.
     """
@@ -84,7 +84,7 @@ class Metric:
     name: str
     method: str
     of: tuple[str, ...] = ("reading",)
-    span: "Callable[[EvaluationSettings, int], Span] | None" = _tail_span
+    span: "Callable[[LossStatistics, int], Span] | None" = _tail_span
     compares: bool = False  # two models have a difference over this span, in nats per token
     option: str = ""  # the option of an evaluation without which it is not there
     causal: bool = False  # not a number of masked language models, whose tail alone is scored
@@ -219,7 +219,7 @@ def text_values(text: ReadText) -> "dict[str, Value]":
 
 
 def text_differences(
-    frame: "EvaluationSettings", first: "Reading", second: "Reading"
+    frame: "LossStatistics", first: "Reading", second: "Reading"
 ) -> "dict[str, Value]":
     """Return every paired difference of two models' token losses, the first minus the second, by
     the metric's name in results.json."""
@@ -231,7 +231,7 @@ def text_differences(
 
 
 def _named_metrics(
-    frame: "EvaluationSettings", *, with_base: bool, between: bool
+    frame: "LossStatistics", *, with_base: bool, between: bool
 ) -> Iterator[tuple[str, Metric, int]]:
     """Yield each metric that an evaluation may have with its name in results.json and its
     length."""

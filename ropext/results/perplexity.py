@@ -107,14 +107,16 @@ class Reading:
         return [np.asarray(array[max(start, 1) : stop], np.float64) for array in arrays]
 
     def subset(self, order: Sequence[int]) -> "Reading":
-        """Return a model's measured losses on some of the documents, in the given order."""
+        """Return a model's token losses on the documents that a comparison of runs has in common,
+        in the given order."""
         picked = {at: [arrays[k] for k in order] for at, arrays in self.passes.items()}
         return Reading(self.label, picked)
 
 
 @dataclass(frozen=True)
-class Documents:
-    """The measured documents: their hashes, and the bytes of text under each token."""
+class MeasuredDocuments:
+    """The documents behind the numbers of results.json, as documents.json holds them: their hashes,
+    and the bytes of text under each token."""
 
     names: tuple[str, ...]
     # Per document: SHA-256 of its first C tokens, for every measured length C.
@@ -122,12 +124,13 @@ class Documents:
     token_bytes: tuple[npt.NDArray[np.int64], ...]
 
     def __len__(self) -> int:
-        """Return the number of measured documents."""
+        """Return the number of documents in documents.json."""
         return len(self.names)
 
-    def subset(self, order: Sequence[int]) -> "Documents":
-        """Return some of the measured documents, in the given order."""
-        return Documents(
+    def subset(self, order: Sequence[int]) -> "MeasuredDocuments":
+        """Return the documents of documents.json that a comparison of runs has in common, in the
+        given order."""
+        return MeasuredDocuments(
             names=tuple(self.names[k] for k in order),
             prefix_hashes=tuple(self.prefix_hashes[k] for k in order),
             token_bytes=tuple(self.token_bytes[k] for k in order),
@@ -180,8 +183,9 @@ EFFECTIVE_MARGIN = 0.02
 
 
 @dataclass(frozen=True)
-class EvaluationSettings:
-    """The settings that all numbers of one evaluation share."""
+class LossStatistics:
+    """The numbers of results.json that follow from the losses of tokens: perplexities, differences
+    and their intervals, at the lengths and over the spans of one evaluation."""
 
     context: int
     lengths: tuple[int, ...]
@@ -191,28 +195,30 @@ class EvaluationSettings:
 
     @property
     def longest(self) -> int:
-        """Return the number of tokens that an evaluation reads of each document."""
+        """Return the longest length of results.json: so many tokens of each document have a
+        loss."""
         return self.lengths[-1]
 
     @property
     def read_lengths(self) -> tuple[int, ...]:
-        """Return the measured lengths, with the trained context for the short tax."""
+        """Return the lengths of results.json at which losses are needed: the measured ones, and the
+        trained context for the short tax."""
         lengths = set(self.lengths)
         if self.context < self.longest:
             lengths.add(self.context)
         return tuple(sorted(lengths))
 
     def tail_span(self, length: int) -> Span:
-        """Return the positions of the last N tokens before a length; with masks, the positions of a
-        document's tail, read in a window of that length."""
+        """Return the span of the losses behind `tail@LENGTH`: the last N tokens before a length;
+        with masks, a document's tail, read in a window of that length."""
         if self.scoring.scores_all:
             return max(1, length - self.tail), length
         return self.longest - self.tail, self.longest, length
 
     @property
     def inside(self) -> Span:
-        """Return the scored positions inside the trained context, for the short tax; with masks,
-        the tail in a window of the trained context."""
+        """Return the span of the losses behind `short_tax` in results.json: the scored positions
+        inside the trained context; with masks, the tail in a window of that context."""
         stop = min(self.context, self.longest)
         if self.scoring.scores_all:
             return 1, stop
@@ -235,35 +241,38 @@ class EvaluationSettings:
         return self.scoring.mask_stride, self.tail, self.longest
 
     def mean(self, reading: Reading, span: Span) -> float:
-        """Return the measured loss over a span in nats per token, without an interval."""
+        """Return the mean of a reading's token losses over a span, in nats, without an
+        interval."""
         sums, counts = reading.sums(*span)
         return float(sums.sum() / counts.sum())
 
     def nll(self, reading: Reading, span: Span) -> Value:
-        """Return the measured loss over a span in nats per token, with its interval over
-        documents."""
+        """Return a loss of results.json, such as `tail_nll`: the mean of a reading's token losses
+        over a span, in nats, with its interval over documents."""
         sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums, counts)
 
     def perplexity(self, reading: Reading, span: Span) -> Value:
-        """Return exp of the measured loss per token over a span, with its interval over
-        documents."""
+        """Return a perplexity of results.json, such as `tail`: exp of the mean token loss over a
+        span, with its interval over documents."""
         sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums, counts, np.exp)
 
     def difference(self, left: Reading, right: Reading, span: Span) -> Value:
-        """Return the measured loss of `left` minus the loss of `right` on the same tokens in nats
-        per token, with its paired interval."""
+        """Return a difference of results.json, such as `gain`: the token losses of `left` minus
+        those of `right` over a span, in nats per token, with its paired interval."""
         sums, counts = left.sums(*span)
         return self.bootstrap.ratio(sums - right.sums(*span)[0], counts)
 
     def yarn_perplexity(self, reading: Reading, span: Span) -> Value:
-        """Return exp of the mean over documents of each one's mean NLL (protocol "yarn")."""
+        """Return `yarn@LENGTH` of results.json: exp of the mean over documents of each one's mean
+        token loss, as the protocol "yarn" computes a perplexity."""
         sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums / counts, np.ones(len(sums)), np.exp)
 
-    def bits_per_byte(self, reading: Reading, documents: Documents, span: Span) -> Value:
-        """Return the measured bits per byte of the text under the scored tokens of a span."""
+    def bits_per_byte(self, reading: Reading, documents: MeasuredDocuments, span: Span) -> Value:
+        """Return `bpb@LENGTH` of results.json: the token losses of a span in bits, per byte of the
+        text under these tokens."""
         sums, _ = reading.sums(*span)
         num_bytes = []
         for counts in documents.token_bytes:
@@ -318,7 +327,7 @@ class OctaveLoss:
 
 
 def loss_by_position(
-    frame: EvaluationSettings, reading: Reading, base: Reading | None
+    frame: LossStatistics, reading: Reading, base: Reading | None
 ) -> list[OctaveLoss]:
     """Return the loss in each octave of positions, as results.json holds it."""
     octave_losses = list[OctaveLoss]()
@@ -334,7 +343,7 @@ def loss_by_position(
 
 
 def strided_values(
-    frame: EvaluationSettings, windows: Mapping[int, Sequence[npt.NDArray[Any]]]
+    frame: LossStatistics, windows: Mapping[int, Sequence[npt.NDArray[Any]]]
 ) -> dict[str, Value]:
     """Return `hf_stride@C` from each document's weighted sum and weight under the strided loop."""
     values = dict[str, Value]()
@@ -345,7 +354,7 @@ def strided_values(
 
 
 def truncation_verdicts(
-    frame: EvaluationSettings, values: Mapping[str, Value], label: str
+    frame: LossStatistics, values: Mapping[str, Value], label: str
 ) -> list[str]:
     """Return the numbers' meaning in sentences; the first one says if truncation beats the
     extension. Below eight documents there is none."""

@@ -17,7 +17,7 @@ from ropext.results.measurement import (
     join_measurements,
 )
 from ropext.results.overlap import marked_name
-from ropext.results.perplexity import EvaluationSettings, Reading, Span
+from ropext.results.perplexity import LossStatistics, Reading, Span
 from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value
 
 # As shares of the lowest loss: who is not surely behind, and no further than this, ties with it;
@@ -112,7 +112,7 @@ def loss_standing(measured: Measurement, span: Span | None = None) -> Standing:
 
 
 def sure_lead(
-    frame: EvaluationSettings, lowest: Reading, other: Reading, span: Span, comparisons: int
+    frame: LossStatistics, lowest: Reading, other: Reading, span: Span, comparisons: int
 ) -> float | None:
     """Return the least nats per token by which `lowest` is below `other`; None below eight
     documents.
@@ -178,10 +178,11 @@ def lost_answers(measured: Measurement, label: str, start: str) -> Value | None:
 
 
 @dataclass(frozen=True)
-class Ranking:
-    """Methods ordered by their tail before the longest length, with the numbers of each."""
+class LossRanking:
+    """Measured methods in the order of their token losses over the tail before the longest length,
+    with the numbers of each."""
 
-    frame: EvaluationSettings
+    frame: LossStatistics
     standing: Standing
     values: Mapping[str, Mapping[str, Value]]  # of every method
     taken: str  # the one to use
@@ -204,7 +205,7 @@ class Ranking:
         return self.values[method][f"tail@{self.frame.longest}"]
 
     def tail_nll(self, method: str) -> Value:
-        """Return a ranked method's measured loss over the tail, in nats per token."""
+        """Return `tail_nll` of a ranked method: its mean token loss over the tail, in nats."""
         return self.values[method][f"tail_nll@{self.frame.longest}"]
 
     def gain(self, method: str) -> Value | None:
@@ -226,7 +227,8 @@ class Ranking:
         }
 
     def to_json(self) -> dict[str, Json]:
-        """Return the ranking as `ropext plan --measure --json` prints it."""
+        """Return the losses, perplexities and intervals of the ranked methods as JSON, under the
+        keys that `plan --measure --json` prints."""
         return {
             "length": self.frame.longest,
             "context": self.frame.context,
@@ -252,7 +254,7 @@ class Ranking:
 
 def rank_methods(
     measured: Measurement, preference: Sequence[str] = (), beside: Collection[str] = ()
-) -> Ranking:
+) -> LossRanking:
     """Rank all models except the base and the models in `beside` by the tail before the longest
     length."""
     models = dict[str, MeasuredModel]()
@@ -268,7 +270,7 @@ def rank_methods(
         values[method] = measured.values(method)
         above[method] = tail_above(measured, method, order.lowest)
     taken = order.take(order.tied, preference)
-    return Ranking(measured.frame, order, values, taken, above)
+    return LossRanking(measured.frame, order, values, taken, above)
 
 
 def tail_above(measured: Measurement, label: str, lowest: str) -> Value:

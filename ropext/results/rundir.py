@@ -49,7 +49,7 @@ from ropext.results.measurement import (
 from ropext.results.metrics import is_of_rounding
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import read_overlap
-from ropext.results.perplexity import SHORT_WINDOW, Documents, EvaluationSettings, Scoring
+from ropext.results.perplexity import SHORT_WINDOW, LossStatistics, MeasuredDocuments, Scoring
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import Bootstrap
 
@@ -65,7 +65,7 @@ _OF_A_MODEL |= {"kind", "unrounded", "overlap"}
 Texts = Iterable[tuple[str, npt.NDArray[np.integer]]]  # name and token ids of each document read
 
 
-def write_documents(path: Path, documents: Documents, longest: int) -> None:
+def write_documents(path: Path, documents: MeasuredDocuments, longest: int) -> None:
     """Write documents.json of a run, and the bytes per token of each document."""
     rows = []
     for name, hashes, counts in zip(
@@ -135,7 +135,7 @@ def variant_store(path: Path, name: str) -> Store:
 def write_stores(path: Path, stores: Mapping[str, Store]) -> None:
     """Write losses that were read elsewhere into a run's folder, by the names of the stores."""
     for name, held in stores.items():
-        held.written(path / STORES / name)
+        held.write_files(path / STORES / name)
 
 
 def remove_unused_units(path: Path, units: Collection[str]) -> None:
@@ -241,7 +241,7 @@ def _read_measurement(path: Path, manifest: JsonObject, results: JsonObject) -> 
     items.jsonl and arrays."""
     written = dict[str, MeasuredModel]()
     with _naming_damage(path / RESULTS):
-        frame = _read_settings(results)
+        frame = _read_statistics(results)
         facts = _read_part(EvaluationFacts, results, path)
         for label, variant in results["variants"].items():
             written[label] = _written_model(variant, path)
@@ -275,13 +275,13 @@ def _read_measurement(path: Path, manifest: JsonObject, results: JsonObject) -> 
     return Measurement(frame, models, documents, facts, manifest, path)
 
 
-def _read_settings(results: JsonObject) -> EvaluationSettings:
-    """Return the trained context, lengths, tail, bootstrap and scoring that results.json states;
-    raise ValueError if it states no lengths."""
+def _read_statistics(results: JsonObject) -> LossStatistics:
+    """Return the trained context, lengths, tail, bootstrap and scoring of results.json, from which
+    its losses become numbers; raise ValueError if it states no lengths."""
     lengths = tuple(int(length) for length in results["lengths"])
     if not lengths:
         raise ValueError("no lengths")
-    return EvaluationSettings(
+    return LossStatistics(
         context=int(results["context"]),
         lengths=lengths,
         tail=int(results["tail_tokens"]),
@@ -327,7 +327,7 @@ def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemSco
     return items
 
 
-def _read_documents(path: Path, frame: EvaluationSettings) -> Documents:
+def _read_documents(path: Path, frame: LossStatistics) -> MeasuredDocuments:
     """Return the documents of documents.json with the number of bytes of each of their tokens."""
     names = list[str]()
     prefix_hashes = list[Mapping[int, str]]()
@@ -343,7 +343,7 @@ def _read_documents(path: Path, frame: EvaluationSettings) -> Documents:
         for file in files:
             # Mapped: a header that claims more than its file holds is refused, not allocated.
             token_bytes.append(np.load(file, mmap_mode="r").astype(np.int64))
-    return Documents(tuple(names), tuple(prefix_hashes), tuple(token_bytes))
+    return MeasuredDocuments(tuple(names), tuple(prefix_hashes), tuple(token_bytes))
 
 
 def _bytes_file(path: Path, document_hash: str) -> Path:

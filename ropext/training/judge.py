@@ -103,7 +103,7 @@ class JudgedSteps:
     def keep(self, step: int, knobs: JsonObject, store: Store) -> None:
         """Write a judged step of a fit; write its knobs last, since a kill may come before them."""
         store.put(KNOBS, dict(knobs))
-        store.written(self.folder / str(step))
+        store.write_files(self.folder / str(step))
 
     def models(self) -> dict[str, MeasuredModel]:
         """Return the readings of every judged step of a fit that was kept whole, by its number,

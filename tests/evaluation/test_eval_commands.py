@@ -17,7 +17,7 @@ from tiny_checkpoints import write_checkpoint, write_documents
 from ropext.base.errors import RopextError
 from ropext.options.evaluate import Evaluate
 from ropext.results import rundir
-from ropext.results.gates import Metrics, parse_gate
+from ropext.results.gates import GateMetrics, parse_gate
 from ropext.results.rundir import read_run
 
 
@@ -224,7 +224,7 @@ def test_gates_accept_exactly_the_measured_metrics(runs, tmp_path, capsys):
     done = read_run(tmp_path / "run")
     labels = tuple(done.models)
     options = Evaluate(data="docs.jsonl", tasks=("passkey",), protocol="hf-stride")
-    coming = Metrics(options, labels, (64, 256))
+    coming = GateMetrics(options, labels, (64, 256))
 
     def flat(at, whole):
         return {f"{name}@{length}" for name in at for length in (64, 256)} | {*whole}

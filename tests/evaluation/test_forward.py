@@ -9,7 +9,7 @@ from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 from ropext.evaluation.forward import HEAD_BYTES, NanInLogits, ReadingMode, TokenScorer, slice_for
 from ropext.evaluation.reading import pinned
 from ropext.evaluation.variants import Variant
-from ropext.results.perplexity import EvaluationSettings
+from ropext.results.perplexity import LossStatistics
 from ropext.results.values import Bootstrap
 
 STATIC = ["default", "linear", "yarn", "llama3", "proportional"]
@@ -107,7 +107,7 @@ def test_the_config_tells_which_passes_serve_the_lengths(model, passes, known):
     """The tables that stock's own modules use at each length agree. In a family whose rotary
     embeddings ropext does not know, each length has a pass if the spectrum may depend on it."""
     lengths = (16, 32, CONTEXT, 128, LENGTH)
-    frame = EvaluationSettings(CONTEXT, lengths, 16, Bootstrap())
+    frame = LossStatistics(CONTEXT, lengths, 16, Bootstrap())
     config = model.config.to_dict() | ({} if known else {"model_type": "gpt2"})
     if not known and model.config.rope_parameters["rope_type"] in DYNAMIC:
         passes = lengths
@@ -122,7 +122,7 @@ def test_the_config_tells_which_passes_serve_the_lengths(model, passes, known):
 
 def test_tokens_of_8_bits_share_a_pass_with_the_window_of_the_base():
     """LLM.int8 treats a column by all tokens of a pass; without outliers each token is alone."""
-    frame = EvaluationSettings(CONTEXT, (16, CONTEXT, LENGTH), 16, Bootstrap())
+    frame = LossStatistics(CONTEXT, (16, CONTEXT, LENGTH), 16, Bootstrap())
     config = extended("yarn").config.to_dict()
     for eight, passes in (
         ({"load_in_8bit": True}, (CONTEXT, LENGTH)),

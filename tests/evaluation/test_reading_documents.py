@@ -10,7 +10,7 @@ from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 from ropext.evaluation.forward import ReadingMode, TokenScorer
 from ropext.evaluation.reading import read_pass, read_short, read_strided
 from ropext.results.metrics import ReadText, text_values
-from ropext.results.perplexity import Documents, EvaluationSettings, Reading
+from ropext.results.perplexity import LossStatistics, MeasuredDocuments, Reading
 from ropext.results.values import Bootstrap
 
 LENGTHS = (32, 64, 128)
@@ -64,7 +64,7 @@ def scorer_of(model):
 def documents_of(texts):
     hashes = tuple({c: f"{k}-{c}" for c in LENGTHS} for k in range(len(texts)))
     sizes = tuple(np.ones(len(ids), np.int64) for ids in texts)
-    return Documents(tuple(map(str, range(len(texts)))), hashes, sizes)
+    return MeasuredDocuments(tuple(map(str, range(len(texts)))), hashes, sizes)
 
 
 @pytest.mark.parametrize(("size", "stride"), [(64, 32), (32, 16), (128, 64), (200, 100)])
@@ -81,7 +81,7 @@ def test_yarn_protocol_comes_from_the_same_pass():
     texts = [random_ids(128, seed=k) for k in range(9)]
     scorer = scorer_of(model)
     arrays = [read_pass(scorer, ids, 128) for ids in texts]
-    frame = EvaluationSettings(CONTEXT, LENGTHS, 16, Bootstrap())
+    frame = LossStatistics(CONTEXT, LENGTHS, 16, Bootstrap())
     values = text_values(
         ReadText(frame, Reading("m", {128: arrays}), documents=documents_of(texts))
     )
@@ -125,7 +125,7 @@ def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol()
     scorer = scorer_of(model)
     whole = [read_pass(scorer, ids, 128) for ids in texts]
     short = [read_short(scorer, ids, CONTEXT) for ids in texts]
-    frame = EvaluationSettings(CONTEXT, LENGTHS, 16, Bootstrap())
+    frame = LossStatistics(CONTEXT, LENGTHS, 16, Bootstrap())
     reading, base = Reading("m", {128: whole}), Reading("base", {128: short})
     values = text_values(ReadText(frame, reading, base, documents_of(texts)))
     for length in LENGTHS:

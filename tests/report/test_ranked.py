@@ -8,7 +8,7 @@ import pytest
 from ropext.options import extend
 from ropext.planning import make_plan
 from ropext.results.measurement import MeasuredModel, Measurement
-from ropext.results.perplexity import EvaluationSettings, Reading
+from ropext.results.perplexity import LossStatistics, Reading
 from ropext.results.report.ranking import ranking_table, ranking_text, ranking_verdict
 from ropext.results.rules import rank_methods
 from ropext.results.values import Bootstrap
@@ -22,7 +22,7 @@ CONFIG = {
     "rope_theta": 10000.0,
     "vocab_size": 100,
 }
-FRAME = EvaluationSettings(context=64, lengths=(256,), tail=16, bootstrap=Bootstrap(0))
+FRAME = LossStatistics(context=64, lengths=(256,), tail=16, bootstrap=Bootstrap(0))
 LEVELS = np.linspace(2, 5, 10)
 SWAY = np.array([0.3, -0.3] * 5)
 

@@ -10,7 +10,7 @@ from ropext import scaling
 from ropext.results import EXTENDED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelSource
-from ropext.results.perplexity import EvaluationSettings
+from ropext.results.perplexity import LossStatistics
 from ropext.results.report import plots
 from ropext.results.report.evaluation import spectra_of
 from ropext.results.values import Bootstrap
@@ -89,7 +89,7 @@ def test_pairs_of_frequency_zero_and_a_model_alone():
 def test_a_rounded_cache_has_no_line_beside_its_unrounded_model():
     plain = MeasuredModel(EXTENDED, source=ModelSource(info={"inv_freq": [1.0, 0.5]}))
     rounded = replace(plain, unrounded="yarn")
-    frame = EvaluationSettings(64, (256,), 16, Bootstrap(0))
+    frame = LossStatistics(64, (256,), 16, Bootstrap(0))
     both = Measurement(frame, {"yarn": plain, "yarn+kv-q4_0": rounded})
     assert spectra_of([both]) == {"yarn": (1.0, 0.5)}
     alone = Measurement(frame, {"run:yarn+kv-q4_0": rounded})  # as `compare` names it

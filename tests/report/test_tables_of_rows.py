@@ -7,7 +7,7 @@ import pytest
 from ropext.base.table import as_text
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
-from ropext.results.perplexity import EvaluationSettings
+from ropext.results.perplexity import LossStatistics
 from ropext.results.report import tables
 from ropext.results.report.cells import value_cell
 from ropext.results.values import Bootstrap, Value, wilson_share
@@ -30,7 +30,7 @@ def variant(kind, retrieval=(), method=None, factor=None, **numbers):
 
 def results(lengths=(256, 512), **variants):
     models = {label.replace("_", "-"): model for label, model in variants.items()}
-    return Measurement(EvaluationSettings(256, lengths, 64, Bootstrap(0)), models)
+    return Measurement(LossStatistics(256, lengths, 64, Bootstrap(0)), models)
 
 
 BASE = variant("base", tail_at_256=lone(9), tail_at_512=lone(8), tail_at_1024=lone(7))

@@ -4,15 +4,15 @@ import numpy as np
 
 from ropext.options.evaluate import Measuring
 from ropext.results import metrics, rundir
-from ropext.results.gates import Metrics, parse_gate
+from ropext.results.gates import GateMetrics, parse_gate
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelNumbers
-from ropext.results.perplexity import Documents, EvaluationSettings, Reading
+from ropext.results.perplexity import LossStatistics, MeasuredDocuments, Reading
 from ropext.results.report import tables
 from ropext.results.report.cells import value_cell
 from ropext.results.values import Bootstrap
 
-FRAME = EvaluationSettings(64, (64,), 16, Bootstrap(3))
+FRAME = LossStatistics(64, (64,), 16, Bootstrap(3))
 FIRST = metrics.Metric(
     "first",
     "nll",
@@ -33,14 +33,14 @@ def model(label, loss):
 def test_a_metric_needs_one_entry_and_a_column_another(monkeypatch):
     monkeypatch.setattr(metrics, "TEXT_METRICS", (*metrics.TEXT_METRICS, FIRST))
     hashes = tuple({64: str(k)} for k in range(10))
-    documents = Documents(tuple(map(str, range(10))), hashes, (np.ones(64, np.int64),) * 10)
+    documents = MeasuredDocuments(tuple(map(str, range(10))), hashes, (np.ones(64, np.int64),) * 10)
     models = {"a": model("a", 2.0), "b": model("b", 3.0)}
     run = Measurement(FRAME, models, documents)
     assert run.values("a")["first@64"].value == np.float32(2.45)
     assert run.results["variants"]["b"]["metrics"]["first@64"]["n"] == 10
     assert run.difference("b", run.only("a"))["first@64"].value == 1.0
     gate = parse_gate("a:first@64 > 1")
-    Metrics(Measuring(data="texts", max_docs=10), ["a", "b"], [64]).check([gate])
+    GateMetrics(Measuring(data="texts", max_docs=10), ["a", "b"], [64]).check([gate])
     (outcome,) = rundir.judge_gates(run, [gate])
     assert not outcome.passed
     assert metrics.gate_rules_of("first@64") is FIRST.gate_rules

@@ -6,7 +6,7 @@ from ropext.base.errors import UsageError
 from ropext.base.jsontext import values_json
 from ropext.options.evaluate import Evaluate
 from ropext.results import metrics
-from ropext.results.gates import Metrics, check_gate, parse_gate
+from ropext.results.gates import GateMetrics, check_gate, parse_gate
 from ropext.results.metrics import GateRules, Metric
 from ropext.results.report.gates import failed_gate_lines
 from ropext.results.values import Value, difference_of_shares, wilson_share
@@ -146,7 +146,7 @@ def test_a_gate_that_no_interval_can_answer_is_refused_before_anything_is_read(g
 
     def check(text, count):
         options = Evaluate(data="x.jsonl", tasks=("passkey",), max_docs=count)
-        Metrics(options, ("base", "m"), (64,)).check([parse_gate(text)])
+        GateMetrics(options, ("base", "m"), (64,)).check([parse_gate(text)])
 
     with pytest.raises(UsageError, match="7 documents give no interval: --max-docs 8 or more"):
         check(gate, 7)
@@ -195,7 +195,7 @@ def test_a_metric_says_in_its_row_how_gates_judge_it(monkeypatch):
     gate = parse_gate("invented@64.value < 3")
     (line,) = failed_gate_lines([check_gate(gate, "m", {"invented@64": Value(2.0, None, None, 9)})])
     assert line == "FAILED invented@64.value < 3: m is 2 better at 64. To do: do this."
-    known = Metrics(Evaluate(data="x.jsonl"), ("base", "m"), (64,))
+    known = GateMetrics(Evaluate(data="x.jsonl"), ("base", "m"), (64,))
     known.check([gate])
     with pytest.raises(UsageError, match=r"has no interval: ask for its \.value"):
         known.check([parse_gate("invented@64 < 3")])

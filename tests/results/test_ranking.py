@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ropext.results.measurement import MeasuredModel, Measurement
-from ropext.results.perplexity import EvaluationSettings, Reading
+from ropext.results.perplexity import LossStatistics, Reading
 from ropext.results.rules import rank_methods, sure_lead
 from ropext.results.values import Bootstrap
 
-FRAME = EvaluationSettings(context=8, lengths=(32,), tail=2, bootstrap=Bootstrap(0))
+FRAME = LossStatistics(context=8, lengths=(32,), tail=2, bootstrap=Bootstrap(0))
 
 
 def reading(label, tails):
@@ -81,7 +81,7 @@ def test_of_two_equal_models_one_is_surely_lower_in_a_twentieth_of_the_draws(spr
     rng, sure = np.random.default_rng(0), 0
     kept = json.loads(Path(__file__).with_name("tail_losses.json").read_text(encoding="utf-8"))
     base, gap = np.array(kept["base"]), np.array(kept["yarn-4x"]) - np.array(kept["base"])
-    frame = EvaluationSettings(1, (2,), 1, Bootstrap(0))
+    frame = LossStatistics(1, (2,), 1, Bootstrap(0))
     for n in [8, 12, 16, 32] * 2000:
         picked = rng.integers(len(base), size=n)
         moved = rng.normal(0, 0.1, n) if spread == "normal" else (gap - gap.mean())[picked]

@@ -20,8 +20,8 @@ from ropext.results.measurement import MeasuredModel, Measurement, item_differen
 from ropext.results.metrics import ReadText, text_values
 from ropext.results.perplexity import (
     ALL_TOKENS,
-    Documents,
-    EvaluationSettings,
+    LossStatistics,
+    MeasuredDocuments,
     Reading,
     loss_by_position,
     truncation_verdicts,
@@ -70,7 +70,7 @@ def arrays(rng, n, longest, level=2.0):
 
 
 def documents(rng, n, lengths, tag="d"):
-    return Documents(
+    return MeasuredDocuments(
         tuple(f"{tag}{k}" for k in range(n)),
         tuple({c: f"{tag}-{k}-{c}" for c in lengths} for k in range(n)),
         tuple(rng.integers(1, 6, lengths[-1]) for _ in range(n)),
@@ -80,7 +80,7 @@ def documents(rng, n, lengths, tag="d"):
 @pytest.fixture
 def setting():
     rng = np.random.default_rng(0)
-    frame = EvaluationSettings(64, (16, 32, 64, 128, 256), 16, Bootstrap(0))
+    frame = LossStatistics(64, (16, 32, 64, 128, 256), 16, Bootstrap(0))
     own = documents(rng, 12, frame.lengths)
     return rng, frame, own
 
@@ -186,7 +186,7 @@ def test_pairing_makes_the_error_bar_smaller_and_follows_the_hash_not_the_order(
     left = np.array(arrays(rng, 12, 256)) + difficulty
     right = left + 0.05 + rng.normal(0, 0.05, left.shape).astype(np.float32)
     shuffled = rng.permutation(12)
-    other = Documents(
+    other = MeasuredDocuments(
         own.names,
         tuple(own.prefix_hashes[k] for k in shuffled),
         tuple(own.token_bytes[k] for k in shuffled),
@@ -226,10 +226,10 @@ def test_runs_on_other_tokens_are_refused_and_partial_overlap_is_counted(setting
     strange = documents(rng, 12, frame.lengths, tag="other")
     with pytest.raises(InputError, match="read different tokens"):
         compare_text([contender("a", frame, own, nll), contender("b", frame, strange, nll)])
-    half = Documents(own.names[:9], own.prefix_hashes[:9], own.token_bytes[:9])
+    half = MeasuredDocuments(own.names[:9], own.prefix_hashes[:9], own.token_bytes[:9])
     compared = compare_text([contender("a", frame, own, nll), contender("b", frame, half, nll[:9])])
     assert (compared.documents, compared.left_out) == (9, {"a": 3, "b": 0})
-    apart = EvaluationSettings(64, (17,), 16, Bootstrap())
+    apart = LossStatistics(64, (17,), 16, Bootstrap())
     with pytest.raises(InputError, match="no length in common"):
         compare_text([contender("a", frame, own, nll), contender("b", apart, own, nll)])
 
@@ -246,7 +246,7 @@ def test_differences_for_gates_are_paired_nats(setting):
 
 def test_a_refused_difference_names_both_models(setting):
     rng, frame, own = setting
-    apart = EvaluationSettings(64, (17,), 16, Bootstrap())
+    apart = LossStatistics(64, (17,), 16, Bootstrap())
     ours = contender("yarn", frame, own, arrays(rng, 12, 256))
     theirs = contender("other", apart, own, arrays(rng, 12, 256))
     with pytest.raises(InputError, match=r"\(yarn [^;]*; other \(reference\) 17\)"):

@@ -13,7 +13,7 @@ from ropext.base.errors import InputError
 from ropext.base.jsontext import write_json
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
-from ropext.results.perplexity import EvaluationSettings
+from ropext.results.perplexity import LossStatistics
 from ropext.results.retrieval import HeatCell
 from ropext.results.rundir import _read_measurement
 from ropext.results.values import Bootstrap, Value
@@ -82,7 +82,7 @@ def test_what_is_not_a_number_is_read_back_as_such(tmp_path):
     cell = HeatCell(64, None, exploded, float("nan"))
     numbers = ModelNumbers({"tail@64": exploded}, retrieval={"passkey": (cell,)})
     model = MeasuredModel(source=ModelSource(store="s"), numbers=numbers)
-    frame = EvaluationSettings(64, (64,), 16, Bootstrap(3))
+    frame = LossStatistics(64, (64,), 16, Bootstrap(3))
     measured = Measurement(frame, {"m": model}, facts=EvaluationFacts())
     again = _read_measurement(tmp_path, {}, measured.results)
     assert again.results == measured.results

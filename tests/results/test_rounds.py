@@ -7,11 +7,11 @@ from ropext.base.jsontext import values_json
 from ropext.results import UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelNumbers
-from ropext.results.perplexity import EvaluationSettings, Reading
+from ropext.results.perplexity import LossStatistics, Reading
 from ropext.results.rules import auto_verdict, choice_reason, loss_standing
 from ropext.results.values import Bootstrap, Value
 
-FRAME = EvaluationSettings(8, (16,), 4, Bootstrap(0))
+FRAME = LossStatistics(8, (16,), 4, Bootstrap(0))
 
 
 def reading(label, *losses):

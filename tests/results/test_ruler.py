@@ -8,7 +8,7 @@ import pytest
 
 from ropext.base.errors import UsageError
 from ropext.options.evaluate import Evaluate
-from ropext.results.gates import Metrics, parse_gate
+from ropext.results.gates import GateMetrics, parse_gate
 from ropext.results.measurement import item_differences
 from ropext.results.model_index import _figures_of_metrics
 from ropext.results.report.comparison import answer_difference_table
@@ -123,16 +123,18 @@ def test_what_no_model_can_do_in_its_window_is_not_measurable():
 
 
 def test_gates_about_the_mean():
-    metrics = Metrics(Evaluate(tasks=("vt", "cwe")), ("yarn-4x",), (4096,))
+    metrics = GateMetrics(Evaluate(tasks=("vt", "cwe")), ("yarn-4x",), (4096,))
     metrics.check([parse_gate("ruler@4k<0.85")])
     # A threshold for all thirteen says nothing about two; a step of a grid has no interval.
     for text in ("ruler_context < 4k", "ruler_context.value < 4k", "effective_context.ruler < 4k"):
         with pytest.raises(UsageError, match=r"no such metric|ask for its \.value"):
             metrics.check([parse_gate(text)])
-    whole = Metrics(Evaluate(tasks=THIRTEEN), ("yarn-4x",), (4096,))
+    whole = GateMetrics(Evaluate(tasks=THIRTEEN), ("yarn-4x",), (4096,))
     whole.check([parse_gate("ruler_context.value < 4k")])
     with pytest.raises(UsageError, match="ruler is asked only where --tasks names it"):
-        Metrics(Evaluate(tasks=("vt",)), ("yarn-4x",), (4096,)).check([parse_gate("ruler@4k<0.85")])
+        GateMetrics(Evaluate(tasks=("vt",)), ("yarn-4x",), (4096,)).check(
+            [parse_gate("ruler@4k<0.85")]
+        )
     with pytest.raises(UsageError, match="none of the lengths"):
         metrics.check([parse_gate("ruler@32k<0.85")])
 

@@ -36,7 +36,7 @@ from ropext.evaluation.forward import NanInLogits
 from ropext.options.training import Finetune
 from ropext.results import rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
-from ropext.results.perplexity import EvaluationSettings, Reading
+from ropext.results.perplexity import LossStatistics, Reading
 from ropext.results.values import Bootstrap, Value
 from ropext.training import fit_report, report, tables, trainer, tuned_report
 from ropext.training.judge import training_numbers
@@ -249,7 +249,7 @@ def test_the_control_is_compared_with_the_tuned_model_on_the_same_tokens():
         label: MeasuredModel(reading=Reading(label, {64: list(rows)}))
         for label, rows in zip(("base", "control", "tuned"), losses, strict=True)
     }
-    frame = EvaluationSettings(64, (64,), 16, Bootstrap())
+    frame = LossStatistics(64, (64,), 16, Bootstrap())
     numbers = training_numbers(Measurement(frame, readings))
     value = numbers["tuned"]["gain_beyond_control@64"]
     assert value.value == pytest.approx((losses[1] - losses[2])[:, -16:].mean(), abs=1e-6)

@@ -11,7 +11,7 @@ from ropext.base.table import with_rows
 from ropext.results import BASE, rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
-from ropext.results.perplexity import EvaluationSettings, Reading, Span
+from ropext.results.perplexity import LossStatistics, Reading, Span
 from ropext.results.report import html, plots, tables
 from ropext.results.report.gates import failed_gate_lines, gate_table
 from ropext.results.report.html import Page, Pictures
@@ -132,7 +132,7 @@ def logarithmic_middle(start: int, stop: int) -> float:
     return math.sqrt(start * stop)
 
 
-def _position_spans(frame: EvaluationSettings) -> Spans:
+def _position_spans(frame: LossStatistics) -> Spans:
     """Return the ranges of positions of a plot, by their place on its axis."""
     octaves = frame.octaves(PARTS)
     # The first, all early tokens together, has no place on the axis.

@@ -17,7 +17,7 @@ from ropext.results.report.cells import (
     table_of_values,
     value_cell,
 )
-from ropext.results.rules import Ranking, in_memory_sentence
+from ropext.results.rules import LossRanking, in_memory_sentence
 
 if TYPE_CHECKING:
     from ropext.planning import Plan
@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 def ranking_text(
-    ranking: Ranking, plans: Mapping[str, "Plan"], left_out: Mapping[str, str], mark: str = ""
+    ranking: LossRanking, plans: Mapping[str, "Plan"], left_out: Mapping[str, str], mark: str = ""
 ) -> str:
     """Write `ropext plan --measure` as text; `mark` says how many of the documents were trained
     on."""
@@ -40,7 +40,7 @@ def ranking_text(
     return f"{as_text([ranking_table(ranking, mark)], lines)}\n\nto extend with it:\n  {command}"
 
 
-def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
+def ranking_lines(ranking: LossRanking, left_out: Mapping[str, str]) -> list[str]:
     """Write the verdict of `ropext plan --measure`, and the methods that are not in its table."""
     lines = [ranking_verdict(ranking)]
     lines += _truncation_verdict(ranking)
@@ -51,7 +51,7 @@ def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> Table:
+def ranking_table(ranking: LossRanking, mark: str = "", *, starred: bool = True) -> Table:
     """Return the table of `ropext plan --measure` with a row per method, the lowest tail first, the
     base's short window at the end. A star marks the recommended method."""
     rows = list[tuple[str, Values]]()
@@ -77,7 +77,7 @@ def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> 
     return replace(table, header=("method", *table.header[1:]))
 
 
-def ranking_verdict(ranking: Ranking) -> str:
+def ranking_verdict(ranking: LossRanking) -> str:
     """Say in `ropext plan --measure` which method to take, and how sure that is."""
     standing = ranking.standing
     best = ranking.best
@@ -118,13 +118,13 @@ def ranking_verdict(ranking: Ranking) -> str:
     )
 
 
-def _sure_lead(ranking: Ranking, method: str) -> float:
+def _sure_lead(ranking: LossRanking, method: str) -> float:
     """Return by how much the lowest of the ranked methods is surely below another."""
     lead = ranking.standing.leads[method]
     return -math.inf if lead is None else lead
 
 
-def _distance_text(ranking: Ranking, method: str) -> str:
+def _distance_text(ranking: LossRanking, method: str) -> str:
     """Write how far a ranked method is behind the lowest, and how far at the least."""
     least = ranking.standing.leads[method]
     if least is None:
@@ -133,14 +133,14 @@ def _distance_text(ranking: Ranking, method: str) -> str:
     return f"{fixed_digits(value, 4)} nats per token ({fixed_digits(least, 4)} at least)"
 
 
-def _correction_remark(ranking: Ranking) -> str:
+def _correction_remark(ranking: LossRanking) -> str:
     """Return the remark of a ranking that its verdict is corrected for several comparisons; "" for
     one comparison."""
     count = len(ranking.standing.leads)
     return f", corrected for {count} comparisons" if count > 1 else ""
 
 
-def _truncation_verdict(ranking: Ranking) -> list[str]:
+def _truncation_verdict(ranking: LossRanking) -> list[str]:
     """Say in `ropext plan --measure` how much better truncation is if it surely beats even the best
     method."""
     gain = ranking.gain(ranking.best)

@@ -8,7 +8,7 @@ from ropext.base.table import BLANK, Number, Table, with_rows
 from ropext.results import BASE, EXTENDED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.overlap import marked_name
-from ropext.results.perplexity import EvaluationSettings, OctaveLoss
+from ropext.results.perplexity import LossStatistics, OctaveLoss
 from ropext.results.report.cells import (
     HALF,
     Column,
@@ -109,7 +109,7 @@ def _model_rows(run: Measurement, *, questions: bool = False) -> list[tuple[str,
     return rows
 
 
-def tail_description(frame: EvaluationSettings) -> str:
+def tail_description(frame: LossStatistics) -> str:
     """Say in a table's title which tokens are in the tail before each length."""
     return frame.scoring.tail_text(frame.tail, frame.lengths)
 
