@@ -90,11 +90,13 @@ class Workdir:
         """Return the path of the run's folder: OUT.run for fit, finetune and run, else OUT."""
         return run_folder(self.output) if self.command in BESIDE else self.output
 
-    def has_begun(self) -> bool:
-        """Return whether the run.json of the folder was written by this very run, now or
-        earlier."""
+    def begun(self) -> Flat | None:
+        """Return the run.json of the folder if this very run wrote it, now or earlier; else
+        None."""
         manifest = sealed(self.folder)
-        return manifest is not None and not self._other(manifest)
+        if manifest is None or self._other(manifest):
+            return None
+        return manifest
 
     def _other(self, manifest: Mapping[str, Any]) -> list[str]:
         """Return the names of the values under "decides" that differ in the run.json of another
@@ -162,13 +164,12 @@ class Workdir:
             return
         manifest = sealed(self.folder)
         assert manifest is not None
-        self._write_manifest(manifest.get(guard.FILES, {}), {RESULTS: True})
+        self._write_manifest({guard.FILES: manifest.get(guard.FILES, {}), RESULTS: True})
 
-    def _write_manifest(self, files: Mapping[str, Any] | None, more: Mapping[str, Any]) -> None:
-        """Write run.json with what decides the run, the digests of its files, and more keys."""
+    def _write_manifest(self, more: Mapping[str, Any]) -> None:
+        """Write run.json with what decides the run, and more keys, such as the digests of its
+        files."""
         manifest = {"command": self.command, "decides": self.decides, **self.about, **more}
-        if files is not None and self.command not in BESIDE:
-            manifest[guard.FILES] = files
         write_manifest(self.folder, manifest)
 
     @contextmanager
@@ -185,7 +186,8 @@ class Workdir:
             return
         with locked(self.folder.resolve(), self.output):
             with os_errors(self.folder):
-                self._begin(force, say)
+                more = self._taken_over(force, say) if os.path.lexists(self.folder) else {}
+                self._write_manifest(more)
             try:
                 yield
             except BaseException:
@@ -194,22 +196,27 @@ class Workdir:
                 raise
             self._finish(say)
 
-    def _begin(self, force: bool | None, say: Say) -> None:
-        """Delete the files that another run left in the run's folder, and write run.json there;
-        refuse a folder that this run may not take."""
+    def _taken_over(self, force: bool | None, say: Say) -> Flat:
+        """Refuse an existing folder that this run may not take, and delete the files that another
+        run left in it. Return the keys of its run.json that stay: the digests of the files that
+        are left, and whether the run writes its results."""
         self.check(force)
+        folder = self.folder
+        kept = sealed(folder) or {}
         for name in self._edited():
             if name.startswith(STORES):  # losses are not taken from an edited file
-                (self.folder / name).unlink()
-        kept = sealed(self.folder) or {}
-        if not self.has_begun():  # the manifest stays: after a kill it says whose this is
+                (folder / name).unlink()
+        if not kept or self._other(kept):  # the manifest stays: after a kill it says whose this is
             # The name of an array contains everything that decides it, so another run can use it.
             stores = STORES if self.command == "eval" else MANIFEST
-            remove(self.folder, lambda name: name.startswith((MANIFEST, stores)), say=say)
-        there = set(guard.listing(self.folder))
-        files = {k: v for k, v in kept.get(guard.FILES, {}).items() if k in there}
-        writes = {RESULTS: True} if RESULTS in kept else {}
-        self._write_manifest(files, writes)
+            remove(folder, lambda name: name.startswith((MANIFEST, stores)), say=say)
+        more: Flat = {}
+        if guard.FILES in kept:
+            there = guard.listing(folder)
+            more[guard.FILES] = {k: v for k, v in kept[guard.FILES].items() if k in there}
+        if RESULTS in kept:
+            more[RESULTS] = True
+        return more
 
     def _finish(self, say: Say) -> None:
         """Delete files of the run's folder that are no longer needed, and list the written ones in
@@ -223,7 +230,7 @@ class Workdir:
                 (self.folder / name).unlink()
         if self.command not in BESIDE:
             written = {name: guard.state(self.folder / name) for name in _results(self.folder)}
-            self._write_manifest(written, {})
+            self._write_manifest({guard.FILES: written})
 
 
 def _results(folder: Path) -> list[str]:

@@ -257,7 +257,7 @@ class FinetuneObjective(TrainingObjective[Finetuned]):
         if self.rows.passes_over_data > 1 and not self.settings.is_open:
             self.note(report.passes_text(self.rows))
         said = f"evaluating on {self.judging_count} documents before the training"
-        self._read([self.variant(BASE), self.variant(UNTUNED)], pause, said)
+        self._read([self.variant(UNTUNED), self.variant(BASE)], pause, said)
 
     def _read(self, variants: Sequence[Variant], pause: Show, sentence: str = "") -> None:
         """Have models read the held-out documents that judge the fine-tuning; do not repeat the

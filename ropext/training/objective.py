@@ -15,7 +15,6 @@ from ropext.base import guard
 from ropext.base.atomic import reason_of
 from ropext.base.errors import InputError, OutputExists, Stopped
 from ropext.base.jsontext import Json, digest, read_object, values_json
-from ropext.base.locks import release, run_folder
 from ropext.base.narration import (
     SILENT,
     Call,
@@ -34,7 +33,7 @@ from ropext.base.staging import (
     recover,
     settle_output,
 )
-from ropext.base.workdir import SCHEMA, USED, Workdir, differences, first_of, has_work, read
+from ropext.base.workdir import SCHEMA, USED, Workdir, differences, first_of, has_work
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
 from ropext.files.checkpoint import Snapshot
@@ -246,10 +245,8 @@ class TrainingObjective(Training, ABC, Generic[Done]):
     def check(self, output: Path, call: Call) -> None:
         """Refuse an output of a training, or a folder of its run, that holds something else or
         has no room. Accept a finished result of this training."""
-        if self.done_before(output, call) is not None:
-            return
-        self._settle_output(output, call, changes=False)  # before weights are hashed
-        self._run_folder(output, call).check(call.force)
+        if self.done_before(output, call) is None:
+            self._settled_folder(output, call, changes=False).check(call.force)
 
     def make(self, output: Path, call: Call) -> Done | None:
         """Run the training, resume it from the last checkpoint, or return the result if it is
@@ -259,10 +256,8 @@ class TrainingObjective(Training, ABC, Generic[Done]):
             if processes.is_main():
                 # Leftovers of a kill that came after the output was written and got its name.
                 recover(output, refused=True)
-                release(run_folder(output), output)
             return before
-        place = self._run_folder(output, call)
-        self._settle_output(output, call, changes=processes.is_main())
+        place = self._settled_folder(output, call, changes=processes.is_main())
         self.counts()
         rank, world = processes.rank_and_count()
         with place.claimed(call.force, rank, world, call.hooks.say):
@@ -270,40 +265,32 @@ class TrainingObjective(Training, ABC, Generic[Done]):
                 call = replace(call, hooks=SILENT)
             return self.run(place.folder, output, call)
 
-    def _settle_output(self, output: Path, call: Call, *, changes: bool) -> None:
-        """Refuse an output of a training that holds something else, or has no room, before hours
-        of work. If it may make `changes`, first clear away the leftovers of a kill."""
+    def _settled_folder(self, output: Path, call: Call, *, changes: bool) -> Workdir:
+        """Return the folder OUT.run of an unfinished training, and print which libraries changed
+        since the run began. Before weights are hashed, refuse an output that holds something else,
+        or has no room. If it may make `changes`, first clear away the leftovers of a kill."""
         record = self.record
         reads: list[Path | str] = [self.snapshot.directory]
         if record is not None:
             reads.append(str(record.base.get("name") or ""))
         place = Output(output, call.force, reads)
-        try:
-            if changes:
-                settle_output(place)
-            else:
-                check_output(place)
-            check_space(output, output_bytes(self.snapshot, self.options))
-        finally:
-            if changes:
-                release(run_folder(output), output)
-
-    def _run_folder(self, output: Path, call: Call) -> Workdir:
-        """Return the folder OUT.run of an unfinished training; print which libraries changed
-        since the run began."""
+        if changes:
+            settle_output(place)
+        else:
+            check_output(place)
+        check_space(output, output_bytes(self.snapshot, self.options))
         say = call.hooks.say
         now = versions()
-        place = Workdir(output, self.command, self.decides(file_progress(say)), {"versions": now})
-        begun = read(place.folder) if place.has_begun() else None
-        before = None if begun is None else begun.get("versions")
+        run = Workdir(output, self.command, self.decides(file_progress(say)), {"versions": now})
+        before = (run.begun() or {}).get("versions")
         if isinstance(before, dict) and (changed := differences(before, now)):
             then = list[str]()
             here = list[str]()
             for name in changed:
                 then.append(f"{name} {before.get(name, 'absent')}")
                 here.append(f"{name} {now.get(name, 'absent')}")
-            say(f"{place.folder}: started with {', '.join(then)}, resumes with {', '.join(here)}")
-        return place
+            say(f"{run.folder}: started with {', '.join(then)}, resumes with {', '.join(here)}")
+        return run
 
     def run(self, folder: Path, output: Path, call: Call) -> Done | None:
         """Do all parts of a training that its folder does not hold yet, and return the result."""

@@ -32,12 +32,20 @@ class TrainingRequest:
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator["TrainingObjective[Any]"]:
         """Open the model to train, read the documents, choose the settings, and yield the
-        objective. A fit opens a GGUF as a temporary directory of its weights."""
+        objective. A fit opens a GGUF as a temporary directory of its weights. Refuse an output
+        that would write over, into or around an input, or that another command is writing."""
         options = self.options
-        subject = "DIR"
-        if isinstance(options, Fit):
-            subject = "MODEL"
-        _check_output_guard({subject: self.model}, self.data, options, output)
+        if output is not None:
+            subject = "DIR"
+            if isinstance(options, Fit):
+                subject = "MODEL"
+            documents = None if isinstance(self.data, Texts) else self.data
+            named = places_read(dict(options), type(options))
+            guard.check(
+                {subject: self.model, "--data": documents, **named},
+                {"--output": output, "where the run works": run_folder(output)},
+            )
+            check_unlocked(output)
         require_data(Source(self.data))
         if isinstance(options, Fit):
             from ropext.training import fit  # late: a wrong path is refused before torch is loaded
@@ -55,18 +63,3 @@ class TrainingRequest:
 
         with silenced():
             yield finetune.prepare_finetune(self.model, self.data, options)
-
-
-def _check_output_guard(
-    subject: guard.Named, data: str, options: Finetune | Fit, output: Path | None
-) -> None:
-    """Refuse a training's output that would write over, into or around one of its inputs."""
-    if output is None:
-        return
-    documents = None if isinstance(data, Texts) else data
-    named = places_read(dict(options), type(options))
-    guard.check(
-        {**subject, "--data": documents, **named},
-        {"--output": output, "where the run works": run_folder(output)},
-    )
-    check_unlocked(output)
