@@ -68,7 +68,7 @@ def test_a_file_is_planned_as_it_is_extended(tmp_path, arch):
             assert done.plan.method == plan.method
 
 
-def test_a_directory_that_no_scaling_can_help(tmp_path):
+def test_plan_and_extend_refuse_a_directory_that_scaling_cannot_help_alike(tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text(

@@ -161,7 +161,7 @@ def test_embeddings_are_checked_too(kit):
     assert findings(expected, given)["llama/yarn"] == []
 
 
-def test_a_number_that_is_none_is_wrong(kit):
+def test_nan_log_probabilities_are_wrong(kit):
     expected = read_json(kit / "expected.json")
     values = [math.nan for _ in expected["positions"]["128"]]
     given = {"llama": {"yarn": {"log_probabilities": {"128": values}}}}

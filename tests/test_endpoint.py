@@ -383,14 +383,14 @@ def test_a_short_limit_is_reported_before_any_prompt(kind: str, directory: Path,
     assert not asked
 
 
-def test_a_refused_prompt(right) -> None:
+def test_a_refused_prompt_names_its_length_and_the_servers_reason(right) -> None:
     with serving("sglang", right, limit=CONTEXT) as url:
         server = ports.server_at(url)
         with pytest.raises(ProofFailed, match=r"refuses a prompt of 80 tokens \(HTTP 400: .*64"):
             next_token(server, "tiny", [3] * 80)
 
 
-def test_no_log_probabilities(directory: Path) -> None:
+def test_a_server_without_log_probabilities_is_refused(directory: Path) -> None:
     with (
         serving("vllm", lambda ids: None) as url,
         pytest.raises(InputError, match="returns no log-probabilities"),
@@ -398,7 +398,7 @@ def test_no_log_probabilities(directory: Path) -> None:
         probe(url, directory)
 
 
-def test_no_server(directory: Path, right) -> None:
+def test_a_server_that_does_not_answer_is_named(directory: Path, right) -> None:
     with serving("vllm", right) as url:
         pass
     with pytest.raises(InputError, match="no answer from the server"):
@@ -444,7 +444,7 @@ def test_a_report_is_the_issue_form_filled_in(directory: Path, right, capsys) ->
 
 
 @pytest.mark.parametrize("url", ["http://[", "ftp://x", "localhost:8000", "http://", "x" * 9999])
-def test_addresses_that_are_none(url):
+def test_server_at_refuses_what_is_no_http_address(url):
     with pytest.raises(InputError, match="no http address") as caught:
         ports.server_at(url)
     assert len(str(caught.value)) < 300
@@ -460,7 +460,7 @@ def test_a_password_in_the_address_is_not_repeated():
     "models",
     [{"data": 3}, {"data": {"a": 1}}, {"data": ["x"]}, {"data": [{"max_model_len": "many"}]}],
 )
-def test_a_server_that_answers_nonsense(monkeypatch, models):
+def test_a_server_with_a_nonsensical_model_list_is_refused(monkeypatch, models):
     server = ports.server_at("http://localhost:8000")
     monkeypatch.setattr(
         ports.Server, "ask", lambda self, path: models if "models" in path else None

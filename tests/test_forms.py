@@ -44,12 +44,12 @@ def assert_reads(params: dict[str, Any], expected: truth.Result, **kwargs: Any) 
     assert_number(got.attention_factor, expected[1], BOUND, f"attention factor of {params}")
 
 
-def test_default_reads_its_theta() -> None:
+def test_the_default_rope_type_reads_its_theta() -> None:
     assert_reads({"rope_type": "default"}, (truth.rope(DIM, THETA), 1.0))
     assert_reads({}, (truth.rope(DIM, THETA), 1.0))
 
 
-def test_linear() -> None:
+def test_linear_reads_as_position_interpolation() -> None:
     expected = truth.position_interpolation(DIM, THETA, ORIGINAL, TARGET)
     assert_reads({"rope_type": "linear", "factor": 4}, expected)
 
@@ -70,7 +70,7 @@ def test_yarn_with_a_factor_of_none_takes_the_ratio_of_the_lengths() -> None:
     assert_reads({"rope_type": "yarn"} | LENGTHS | {"factor": None}, expected)
 
 
-def test_yarn_knobs() -> None:
+def test_yarn_reads_its_betas_truncation_and_attention_factor() -> None:
     inv_freq, _ = truth.yarn(DIM, THETA, ORIGINAL, TARGET, 16, 2, truncate=False)
     knobs = {"beta_fast": 16, "beta_slow": 2, "truncate": False, "attention_factor": 0.9}
     assert_reads({"rope_type": "yarn"} | LENGTHS | knobs, (inv_freq, 0.9))
@@ -93,7 +93,7 @@ def test_yarn_with_deepseeks_pair() -> None:
     assert_reads(alone, truth.yarn(DIM, THETA, ORIGINAL, TARGET))
 
 
-def test_llama3() -> None:
+def test_llama3_reads_as_the_released_code() -> None:
     params = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4} | LENGTHS
     assert_reads(params, truth.llama3(DIM, THETA, ORIGINAL, TARGET, 1, 4))
 
@@ -105,7 +105,7 @@ def test_llama3_without_a_ramp_is_a_step() -> None:
     assert_reads(params, (step, 1.0))
 
 
-def test_longrope() -> None:
+def test_longrope_reads_as_the_paper() -> None:
     params = {"rope_type": "longrope", "short_factor": FACTORS, "long_factor": FACTORS} | LENGTHS
     assert_reads(params, truth.longrope(DIM, THETA, ORIGINAL, TARGET, FACTORS))
     # Phi-3 writes no factor: the ratio of the lengths counts.
@@ -113,7 +113,7 @@ def test_longrope() -> None:
     assert_reads(phi3, truth.longrope(DIM, THETA, ORIGINAL, TARGET, FACTORS))
 
 
-def test_longrope_with_two_sets() -> None:
+def test_longrope_reads_a_short_and_a_long_set() -> None:
     short = [1.0] * (DIM // 2)
     params = {"rope_type": "longrope", "short_factor": short, "long_factor": FACTORS} | LENGTHS
     got = read(params)
@@ -139,7 +139,7 @@ def test_dynamic_is_plain_within_its_context() -> None:
     assert_reads({"rope_type": "dynamic", "factor": 4.0}, (truth.rope(DIM, THETA), 1.0))
 
 
-def test_proportional() -> None:
+def test_proportional_reads_as_stock() -> None:
     params = {"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 8.0}
     assert_reads(params, truth.proportional(DIM, THETA, 0.3, 8.0))
 
@@ -252,7 +252,7 @@ def test_longrope_names_its_default_factor_too_but_not_twice() -> None:
     assert "short_mscale" not in params
 
 
-def test_proportional_is_for_models_with_standing_pairs() -> None:
+def test_proportional_is_only_for_models_with_pairs_of_frequency_zero() -> None:
     """To any other model, its partial_rotary_factor would say something else."""
     standing = (1.0,) * 8 + (math.inf,) * 24
     rope = Rope(DIM, THETA, ORIGINAL, pair_factors=standing)

@@ -59,7 +59,9 @@ def twice(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("way", ["plain", "twice", "link"])
-def test_two_names_of_one_place(twice, tmp_path, read, write, said, way):
+def test_the_guard_refuses_an_output_under_another_name_of_an_input(
+    twice, tmp_path, read, write, said, way
+):
     here, there = twice
     if way == "link":
         (tmp_path / "link").symlink_to(here)
@@ -70,7 +72,7 @@ def test_two_names_of_one_place(twice, tmp_path, read, write, said, way):
         assert part in str(error.value)
 
 
-def test_places_that_only_look_alike_are_apart(tmp_path):
+def test_the_guard_accepts_places_with_similar_names(tmp_path):
     for name in ("a", "a-2", "ab"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "f").write_text("the same")
@@ -213,7 +215,7 @@ class Stop(RopextError):
 
 
 @pytest.mark.parametrize(("name", "option"), PATHS, ids=["-".join(own) for own in PATHS])
-def test_every_place_is_given_to_the_guard(tmp_path, monkeypatch, name, option):
+def test_every_path_option_is_checked_by_the_guard(tmp_path, monkeypatch, name, option):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(bundled.MODELS["ropext://demo"], "base")
     checkpoint(tmp_path / "ext")

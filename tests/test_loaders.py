@@ -100,13 +100,13 @@ def test_no_cell_for_a_family_that_was_not_run(kind: str):
     assert set(verdicts.values()) == {"not measured"}
 
 
-def test_a_composite_is_not_its_text_part_outside_transformers():
+def test_a_composite_is_not_measured_outside_transformers():
     rows = loaders.readings("llama", DICTS["yarn"], model_type="llava")
     assert rows[0].verdict == "same"
     assert {r.verdict for r in rows[1:]} == {"not measured"}
 
 
-def test_a_composite_that_was_read_speaks_for_itself():
+def test_a_measured_composite_has_its_own_cells():
     """Gemma 3 with its vision tower was read; another composite around the same text was not."""
     own = {"model_type": "gemma3"}
     assert reading("llama.cpp", "", "gemma3_text", DICTS["yarn"], **own).verdict == "same"
@@ -170,7 +170,7 @@ def test_a_dict_of_two_kinds_takes_the_worse_verdict():
     assert scaled.verdict == "ignored", "reading rope_parameters does not carry a longrope"
 
 
-def test_lengths_left_at_the_original():
+def test_engines_read_a_length_left_at_the_original_by_their_version():
     at = {"length": ORIGINAL}
     verdicts = {
         ("transformers", "4.46"): "same",
@@ -216,7 +216,7 @@ def test_a_family_whose_length_is_right_needs_no_flag():
         assert "is needed" not in mine.note
 
 
-def test_exact_in():
+def test_exact_in_requires_same_in_every_named_engine():
     assert loaders.exact_in((), "llama", YARN)
     assert loaders.exact_in(("vllm", "llama.cpp"), "llama", YARN)
     assert not loaders.exact_in(("vllm", "llama.cpp"), "llama", DICTS["longrope"])
@@ -307,7 +307,7 @@ def test_gpt_oss_in_vllm_hangs_on_written_betas():
     assert (found.verdict, "default or not" in found.why) == ("error", True)
 
 
-def test_names():
+def test_parse_for_reads_names_with_and_without_versions():
     assert loaders.parse_for(" vllm, llama.cpp,vllm ") == ("vllm", "llama.cpp")
     assert loaders.parse_for("transformers4,mlx-lm,vllm==0.11.0") == (
         "transformers4",
@@ -324,7 +324,7 @@ def test_names():
             loaders.select(name)
 
 
-def test_nearest_exact():
+def test_nearest_exact_gives_the_options_that_an_engine_reads():
     composed = DICTS["longrope-custom"]
     cold = LONGROPE | {"attention_factor": 1.0, "short_mscale": 1.0, "long_mscale": 1.0}
     near = loaders.nearest_exact
@@ -420,7 +420,7 @@ def test_a_masked_model_is_served_by_transformers_alone():
 NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
-def test_how_far_each_form_travels_is_as_the_page_says():
+def test_the_loaders_page_counts_the_engines_of_each_rope_type():
     page = (Path(__file__).parents[1] / "docs/loaders.md").read_text("utf-8")
     section = page.partition("## Which rope type most engines compute")[2]
     newest = {reader.loader: reader for reader in reversed(loaders.readers())}

@@ -104,7 +104,7 @@ def test_a_fact_outlives_a_measurement_until_that_contradicts_it():
     assert group["evidence"] == "engine", "it ran"
 
 
-def test_a_fact_of_versions_that_no_column_has(with_facts):
+def test_a_fact_of_unmeasured_versions_gets_its_own_cell(with_facts):
     """A row for it once ended the pages half-way, and appeared in the plans of every other
     family."""
     with_facts(fact(versions="0.30-0.32.1", evidence="thread"))
@@ -204,7 +204,7 @@ def test_a_mistake_in_a_fact_of_a_program_is_refused(wrong):
         make_loaders.merge(data, MEASURED)
 
 
-def test_ranges_of_versions():
+def test_spans_of_parses_ranges_of_versions():
     spans = make_loaders.spans_of
     assert spans("0.32-0.33") == (VersionSpan((0, 32), (0, 34)),)
     assert spans("0.8, 0.11") == (VersionSpan((0, 8), (0, 9)), VersionSpan((0, 11), (0, 12)))
@@ -245,7 +245,7 @@ def test_no_fact_about_a_program_vanishes(cells, said):
         ("serve_files", {"loader": "nobody"}),
     ],
 )
-def test_a_serve_line_is_about_somebody(row, more):
+def test_a_serve_line_must_name_a_known_engine_and_key(row, more):
     data = copy.deepcopy(FACTS)
     data[row][0] |= more
     with pytest.raises(make_loaders.Refused, match=r"nobody|orignal"):

@@ -243,7 +243,7 @@ def test_a_quantised_checkpoint_gets_the_same_lines(method):
     assert quantised.overrides() == plain.overrides() != ()
 
 
-def test_the_lines_are_data_too():
+def test_the_json_of_a_plan_holds_the_override_lines():
     """The JSON for programs holds the same values as the printed command."""
     made = make_plan(configs.LLAMA, Extend(method="yarn", factor=4.0), "some/my model")
     lines = {line["loader"]: line for line in made.to_json()["overrides"]}

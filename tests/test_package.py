@@ -38,7 +38,7 @@ def test_the_files_that_the_image_copies_exist_and_are_not_ignored():
     assert set(sources) >= {*reads, *wheel["packages"], *wheel["force-include"]}
 
 
-def test_the_image_runs_as_nobody_special_and_keeps_its_caches_outside():
+def test_the_image_runs_as_an_unprivileged_user_with_caches_outside():
     words = list(STEPS["instructions"](DOCKERFILE))
     names = [word for word, _ in words]
     users = [rest for word, rest in words if word == "USER"]

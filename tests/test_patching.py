@@ -171,7 +171,7 @@ def test_runtime_state_stays(tmp_path: Path) -> None:
     assert model.config.max_position_embeddings == TARGET
 
 
-def test_a_model_with_an_adapter(tmp_path: Path) -> None:
+def test_patch_keeps_a_peft_adapter(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     config = tiny("llama", tmp_path)

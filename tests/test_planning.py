@@ -151,7 +151,7 @@ def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
     assert plan(olmoe, for_loaders=("vllm",), even_so=True).main.scaled
 
 
-def test_loaders_choose_if_no_method_is_named():
+def test_for_chooses_the_method_if_none_is_given():
     """CTranslate2 and MLX-LM (in Qwen 3 MoE) read a theta and no ramp."""
     assert plan(configs.LLAMA, for_loaders=("vllm",)).method == "yarn"
     assert plan(configs.LLAMA, for_loaders=("vllm", "exllamav2")).method == "llama3"
@@ -258,7 +258,7 @@ WITHOUT_MOTION = {
 
 
 @pytest.mark.parametrize("config", WITHOUT_MOTION.values(), ids=WITHOUT_MOTION)
-def test_the_length_alone(config):
+def test_length_only_changes_no_spectrum(config):
     """What stock reads of the new config turns as before; nothing but the length is another."""
     before = families.read(config)
     made = plan(config, factor=None, target=2 * before.context, length_only=True)
@@ -281,7 +281,7 @@ def test_the_length_alone(config):
         {"from_original": True},
     ],
 )
-def test_the_length_alone_takes_nothing_that_scales(more):
+def test_length_only_refuses_options_that_scale(more):
     with pytest.raises(UsageError, match="--length-only changes no spectrum; --"):
         plan(configs.LLAMA, length_only=True, **more)
     with pytest.raises(UsageError, match="is for rotary embeddings"):
@@ -471,7 +471,7 @@ def test_long_targets_warn_of_float32_angles():
     assert any("float32" in w for w in plan(configs.LLAMA, factor=256.0).warnings)
 
 
-def test_an_extension_of_an_extension_says_who_ignores_it_and_the_one_step_way():
+def test_a_second_extension_warns_of_engines_and_names_from_original():
     extended = plan(configs.LLAMA, method="yarn").config
     (said,) = [w for w in plan(extended, factor=2.0, method="yarn").warnings if "longrope" in w]
     assert "llama.cpp (ignored)" in said
@@ -579,7 +579,7 @@ def counted(monkeypatch, shown=True, **options):
     return counts
 
 
-def test_a_plan_that_nobody_shows_runs_its_method_alone(monkeypatch):
+def test_a_plan_that_is_not_printed_runs_only_its_method(monkeypatch):
     counts = counted(monkeypatch, shown=False, method="yarn", from_original=True)
     assert counts == {"scale": 1, "offers": 1}
 
@@ -707,7 +707,7 @@ def test_an_untrained_extension_in_steps_counts_from_the_recorded_original(
     inspecting.plan(place, factor=2.0, method="yarn", again=True).raise_if_refused()
 
 
-def test_far_says_of_which_method_its_figures_are(untrained):
+def test_the_far_warning_names_the_method_of_its_figures(untrained):
     _, warned = untrained
     assert "for YaRN, not for pi" in warned(configs.LLAMA, factor=4.0, method="pi")
     assert "not for" not in warned(configs.LLAMA, factor=4.0, method="yarn")
@@ -738,7 +738,7 @@ def test_a_recipe_that_trains_gets_no_warning(untrained, tmp_path):
     plan_run(job.from_options(top, {"factor": 64.0}, {"fit": "x.jsonl"}), tmp_path / "out")
 
 
-def test_one_predicate_says_whether_a_training_follows(untrained):
+def test_method_auto_refuses_a_far_target_unless_a_training_follows(untrained):
     from ropext.base.narration import NOBODY
     from ropext.pipeline import job
     from ropext.pipeline.planned_choice import plan_choice

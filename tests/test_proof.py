@@ -213,7 +213,7 @@ def built(tmp_path_factory) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_passes(built, name: str) -> None:
+def test_compare_accepts_right_models(built, name: str) -> None:
     result = proof.compare(built[name], promise(wanted(name)))
     assert result.rotary_modules == (2 if name == "gemma3" else 1)
     assert result.attention_modules == 2
@@ -259,7 +259,7 @@ SAYS = {
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_catches(built, name: str) -> None:
+def test_compare_names_the_fault_of_wrong_models(built, name: str) -> None:
     with pytest.raises(ProofFailed, match=SAYS[name]) as caught:
         proof.compare(built[name], promise(wanted(WRONG[name][0])))
     assert caught.value.exit_code == 3
@@ -276,7 +276,7 @@ def test_packed_tensors_are_counted_apart(built) -> None:
 
 
 @pytest.mark.parametrize("pair", [0, 3])
-def test_one_pair_1e4_off_in_the_plan(built, pair: int) -> None:
+def test_compare_finds_a_pair_that_is_off_by_1e4(built, pair: int) -> None:
     (right,) = wanted("tied-llama")
     off = [f * (1.0001 if i == pair else 1) for i, f in enumerate(right.wanted.inv_freq)]
     with pytest.raises(ProofFailed, match=f"model.rotary_emb frequency of pair {pair}"):
@@ -294,7 +294,7 @@ def test_attention_factor_and_sites_left_alone_are_compared(built) -> None:
         proof.compare(built["gemma3"], promise([full]))
 
 
-def test_wrong_number_of_pairs(built) -> None:
+def test_compare_finds_a_wrong_number_of_pairs(built) -> None:
     (right,) = wanted("llama3")
     with pytest.raises(ProofFailed, match="number of pairs is 4 in transformers, 3 in the plan"):
         proof.compare(
@@ -386,7 +386,7 @@ def test_the_child_stops_if_ropext_was_already_imported() -> None:
     assert "the proof process could import ropext" in run.stderr
 
 
-def test_a_crash_and_a_timeout_are_reported(tmp_path: Path, monkeypatch) -> None:
+def test_a_crash_or_timeout_of_the_child_process_is_reported(tmp_path: Path, monkeypatch) -> None:
     for code, said in (
         ("raise RuntimeError('no room')", r"run \(exit code 0x1\): RuntimeError: no room"),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
@@ -429,7 +429,9 @@ def test_limits_follow_from_the_config(tmp_path: Path) -> None:
     assert of()[1] >= 3 << 40
 
 
-def test_a_change_that_no_extension_makes_fails_the_proof(tmp_path: Path, monkeypatch) -> None:
+def test_prove_plan_fails_if_transformers_reads_another_key_differently(
+    tmp_path: Path, monkeypatch
+) -> None:
     """A writer drops a key that is no rope key: the numbers are as planned, yet the proof fails."""
     config = SIZES | {"model_type": "granite", "max_position_embeddings": CONTEXT}
     plan = make_plan(config | {"attention_multiplier": 0.5}, Extend(factor=4.0))

@@ -218,7 +218,7 @@ def test_equals_the_base_with_the_planned_numbers(built, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_catches(built, name: str) -> None:
+def test_the_forward_pass_finds_wrong_configs(built, name: str) -> None:
     with pytest.raises(ProofFailed, match=WRONG[name][3]) as caught:
         compare(built[name])
     assert caught.value.exit_code == 3
@@ -309,7 +309,7 @@ MISREAD = {
 
 
 @pytest.mark.parametrize("name", MISREAD)
-def test_a_base_that_was_misread_fails(built, name: str) -> None:
+def test_a_misread_base_fails_the_proof(built, name: str) -> None:
     base, change, said = MISREAD[name]
     with pytest.raises(
         ProofFailed, match=f"reads the base's config otherwise .*{said}.*report this"

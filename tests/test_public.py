@@ -131,7 +131,7 @@ def test_the_signatures_of_python_and_of_editors_have_the_same_arguments():
         ("extend", {"model": "x"}, "missing a required argument: 'output'"),
     ],
 )
-def test_a_call_that_does_not_fit_is_a_sentence(name, given, sentence):
+def test_a_wrong_call_of_a_public_function_gives_one_sentence(name, given, sentence):
     with pytest.raises(UsageError, match=rf"^ropext\.{name}: {sentence}"):
         getattr(ropext, name)(**given)
 
@@ -169,7 +169,7 @@ def test_an_unknown_name_is_an_attribute_error():
         ropext.extnd  # noqa: B018
 
 
-def test_importing_ropext_imports_no_room():
+def test_importing_ropext_imports_only_its_version():
     code = "import sys, ropext; print([m for m in sys.modules if m.startswith('ropext.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['ropext.version']"

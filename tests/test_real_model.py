@@ -78,7 +78,7 @@ def test_weights_are_those_of_the_file_in_four_bits(made, tmp_path):
 
 
 @needed
-def test_the_unpacked_model_answers(made):
+def test_the_extended_real_model_answers_a_question(made):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = (own.from_pretrained(made) for own in (AutoModelForCausalLM, AutoTokenizer))

@@ -131,7 +131,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"), str(path))
 
 
-def test_every_room_has_its_place() -> None:
+def test_every_package_has_a_place_in_the_order() -> None:
     rooms = {room_of(path) for path in sources()}
     empty = {path.parent.name for path in sources() if is_front(path)}
     unknown = rooms - {*ROOMS, *ADDRESSES, *empty}
@@ -143,13 +143,13 @@ def is_front(path: Path) -> bool:
     return path.name == "__init__.py" and len(parsed(path).body) <= 1
 
 
-def test_the_rooms_of_a_package_follow_one_another() -> None:
+def test_the_parts_of_a_package_follow_one_another() -> None:
     """So the packages have an order too, and no circle."""
     packages = [room.partition(".")[0] for room in ROOMS]
     assert len([name for name, _ in groupby(packages)]) == len(set(packages))
 
 
-def test_the_top_level_is_short() -> None:
+def test_the_top_level_has_few_packages() -> None:
     named = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in sources()}
     counted = named - {"__init__", "__main__", "version", *ADDRESSES}
     assert len(counted) <= MOST_PACKAGES, sorted(counted)
@@ -177,12 +177,12 @@ def rooms_in_words() -> str:
     return "\n".join([*lines[:above], *below])
 
 
-def test_contributing_lists_the_rooms() -> None:
+def test_contributing_lists_the_packages() -> None:
     text = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
     assert rooms_in_words() in text, f"CONTRIBUTING.md wants this list:\n\n{rooms_in_words()}"
 
 
-def test_no_edge_points_upward() -> None:
+def test_no_package_imports_from_a_later_one() -> None:
     wrong = []
     for path in sources():
         if room_of(path) not in ROOMS:
@@ -227,7 +227,7 @@ def test_no_two_files_form_a_circle() -> None:
     assert not circles, [sorted(circle) for circle in circles]
 
 
-def test_rooms_above_the_line_know_no_torch() -> None:
+def test_packages_above_the_line_import_no_torch() -> None:
     wrong = []
     for path in sources():
         if room_of(path) not in ABOVE_THE_LINE:
@@ -291,7 +291,7 @@ def test_only_the_command_line_prints() -> None:
     assert not wrong, wrong
 
 
-def test_no_room_hides_a_public_function() -> None:
+def test_no_package_hides_a_public_function() -> None:
     """A module ropext/plan.py would replace the function ropext.plan."""
     hiding = set(PUBLIC_FUNCTIONS) & {room_of(path) for path in sources()}
     assert not hiding

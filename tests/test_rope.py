@@ -16,12 +16,12 @@ from ropext.scaling.rope import (
 )
 
 
-def test_plain_frequencies() -> None:
+def test_plain_inv_freq_equals_the_papers_formula() -> None:
     """RoFormer eq. 15 at dim 6, theta 1000: 1, 1000^(-1/3) = 0.1, 0.01."""
     assert_close(plain_inv_freq(6, 1000.0), [1.0, 0.1, 0.01], 1e-14, "plain")
 
 
-def test_wavelengths_and_turns() -> None:
+def test_wavelengths_and_turns_equal_those_worked_by_hand() -> None:
     spectrum = Rope(4, 100.0, 628).spectrum
     assert_close(spectrum.wavelengths, [2 * math.pi, 20 * math.pi], 1e-14, "wavelengths")
     # 628 tokens hold 99.949 turns of 2 pi tokens, and a tenth of as many turns of the slower pair.
@@ -32,7 +32,7 @@ def test_a_pair_with_frequency_zero_has_an_infinite_wavelength() -> None:
     assert Spectrum((1.0, 0.0)).wavelengths == (2 * math.pi, math.inf)
 
 
-def test_spectrum_of_a_scaled_rope() -> None:
+def test_the_spectrum_of_a_scaled_rope_divides_by_the_pair_factors() -> None:
     rope = Rope(
         4, 100.0, 4096, original_context=1024, pair_factors=(1.0, 4.0), attention_factor=1.1
     )
@@ -74,7 +74,7 @@ def test_pairs_of_frequency_zero_are_no_scaling_and_stay_in_the_original() -> No
     assert shipped.original().spectrum.inv_freq == (1.0, 0.0, 0.0, 0.0)
 
 
-def test_two_sets_are_in_the_spectrum() -> None:
+def test_a_rope_with_two_sets_has_both_in_its_spectrum() -> None:
     rope = Rope(
         4, 100.0, 4096, original_context=64, pair_factors=(1.0, 4.0), short_pair_factors=(1.0, 2.0)
     )
@@ -101,7 +101,7 @@ def test_impossible_geometry_is_refused(bad: dict[str, object]) -> None:
         Rope(**({"dim": 4, "theta": 100.0, "context": 64} | bad))
 
 
-def test_phase_ratio() -> None:
+def test_phase_ratio_equals_the_one_worked_by_hand() -> None:
     """L 629, T 1257, dim 4, theta 1e6: 628 rad seen by pair 0 (all of a turn), 0.628 by pair 1."""
     rope = Rope(4, 1e6, 629)
     untouched = phase_ratio(rope, rope.spectrum, 1257)
@@ -120,7 +120,7 @@ def test_divisors() -> None:
     assert divisors((1.0, 0.0), (1.0, 0.0)) == (1.0, 1.0)
 
 
-def test_explain() -> None:
+def test_explain_counts_extrapolated_pairs_and_the_mean_compression() -> None:
     """PI at 4: nothing extrapolated, everything compressed by 4. Untouched: the reverse."""
     rope = Rope(8, 1e6, 1000)
     interpolated = Spectrum(tuple(f / 4 for f in rope.spectrum.inv_freq))
@@ -134,7 +134,7 @@ def test_explain() -> None:
     assert_number(untouched.mean_compression, 1.0, 1e-12, "compression of nothing")
 
 
-def test_explain_ignores_pairs_that_stand() -> None:
+def test_explain_ignores_pairs_of_frequency_zero() -> None:
     rope = Rope(4, 100.0, 64, pair_factors=(1.0, math.inf))
     got = explain(rope, Spectrum((0.25, 0.0)), 256)
     assert got.pairs_extrapolated == 0

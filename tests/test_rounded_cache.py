@@ -32,7 +32,7 @@ def states(width, seed=0):
 
 @pytest.mark.parametrize("kind", GGML)
 @pytest.mark.parametrize("width", [32, 64, 96])
-def test_it_rounds_as_ggml_does(kind, width):
+def test_a_rounded_cache_rounds_as_ggml_does(kind, width):
     keys = states(width)
     truth = dequantize(quantize(keys.numpy().reshape(-1, width), GGML[kind]), GGML[kind])
     found = rounded_cache(keys, kind, 0).numpy().reshape(-1, width)
@@ -40,7 +40,7 @@ def test_it_rounds_as_ggml_does(kind, width):
 
 
 @pytest.mark.parametrize(("width", "of_keys"), [(64, 64), (128, 128), (192, 64), (256, 256)])
-def test_it_turns_as_llama_cpp_does(width, of_keys):
+def test_a_rounded_cache_applies_the_hadamard_matrix_of_llama_cpp(width, of_keys):
     assert hadamard_size_of_keys("q4_0", width) == of_keys
     assert hadamard_size_of_values("q8_0", width) == 64
     size = of_keys
@@ -57,7 +57,7 @@ def test_it_turns_as_llama_cpp_does(width, of_keys):
     assert np.abs(found - truth).mean() < 1e-3
 
 
-def test_widths_and_types_that_no_matrix_multiplies():
+def test_other_widths_and_types_have_no_hadamard_matrix():
     assert [hadamard_size_of_keys(kind, 64) for kind in ("f16", "fp8")] == [0, 0]
     assert (hadamard_size_of_keys("q4_0", 80), hadamard_size_of_values("q4_0", 96)) == (0, 0)
 
@@ -157,7 +157,7 @@ def test_keys_of_llama_are_rounded_in_the_order_of_the_gguf(kind):
         *((name, False) for name in ("gpt_oss", "llama4_text", "unheard_of")),
     ],
 )
-def test_which_heads_the_converter_reorders(model_type, reordered):
+def test_reorders_keys_is_true_for_the_types_that_the_converter_reorders(model_type, reordered):
     assert reorders_keys(model_type) == reordered
 
 
@@ -220,6 +220,6 @@ def test_layers_whose_cache_keeps_other_numbers_are_refused():
 
 
 @pytest.mark.parametrize("name", ["q5_1", "q8_0/", "q8_0/q4_0/fp8", "F16"])
-def test_a_type_that_nobody_stores_is_refused(name):
+def test_an_unknown_type_of_kv_cache_is_refused(name):
     with pytest.raises(UsageError, match="is not a type of KV cache"):
         stored_cache(name)

@@ -17,7 +17,7 @@ def checks(config, recorded=False):
 
 
 @pytest.mark.parametrize("theta", [10000.0, 5e5])
-def test_an_untouched_base_is_a_note(theta):
+def test_an_unextended_model_saved_by_transformers_5_gets_a_note(theta):
     base = PLAIN | {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     (check,) = checks(base)
     assert check.passed

@@ -68,12 +68,12 @@ def test_the_transcripts_match_the_schema(value, name):
         (LLAMA, ["--factor", "0.5"]),
     ],
 )
-def test_every_kind_of_plan(config, words, tmp_path, capsys):
+def test_every_kind_of_plan_matches_the_schema(config, words, tmp_path, capsys):
     _, said = run("plan", written(tmp_path / "m", config), *words, "--json", capsys=capsys)
     check(json.loads(said.out), "plan")
 
 
-def test_the_plan_and_the_record_of_outputs(tmp_path, capsys):
+def test_the_records_of_outputs_match_the_schema(tmp_path, capsys):
     make_llama(tmp_path / "model")
     base = making.write(tmp_path / "base.gguf")
     once = ["extend", f"{tmp_path}/model", "--factor", "2", "--no-verify"]
@@ -88,7 +88,7 @@ def test_the_plan_and_the_record_of_outputs(tmp_path, capsys):
         check(json.loads(said.out), "plan")
 
 
-def test_every_kind_of_verification(tmp_path, capsys):
+def test_every_kind_of_verification_matches_the_schema(tmp_path, capsys):
     """Right, wrong, of a model without a rotation, of a GGUF, with --for, and an error."""
     make_llama(tmp_path / "model")
     longer = ["extend", f"{tmp_path}/model", "--factor", "2", "--method", "yarn", "--no-verify"]
@@ -117,7 +117,7 @@ def test_every_kind_of_verification(tmp_path, capsys):
     assert (code, sorted(json.loads(said.out))) == (3, ["checks", "directory", "passed"])
 
 
-def test_the_counts_of_a_run(tmp_path, capsys):
+def test_the_dry_run_of_a_run_matches_the_schema(tmp_path, capsys):
     words = ["extend", "ropext://demo", "--factor", "2", "--eval", "ropext://held-out"]
     code, said = run(*words, "--dry-run", "--json", capsys=capsys)
     assert code == 0

@@ -144,7 +144,7 @@ def test_logits_are_those_of_the_papers_two_matrices(
     assert (logits(model, ids) - mine).abs().max() < 1e-5 * mine.abs().max().clamp(min=1)
 
 
-def test_a_cache_padding_and_scores_that_are_held_change_nothing(model, ids, monkeypatch):
+def test_a_cache_padding_or_whole_scores_change_no_logit_of_self_extend(model, ids, monkeypatch):
     whole = logits(folded(model), ids)
     close = 1e-5 * whole.abs().max().clamp(min=1)
     cache = DynamicCache(config=model.config)
@@ -337,7 +337,7 @@ def test_layers_with_their_window_in_the_mask_stay_unchanged():
     assert self_extend.FOLD in vars(second)
 
 
-def test_gradients_pass(ids):
+def test_self_extend_passes_gradients(ids):
     model = tiny("llama")
     without = logits(folded(model), ids)
     with_them = model(ids).logits
@@ -426,7 +426,7 @@ def test_the_papers_rule_is_for_queries_inside_the_context_too(ids):
     assert not torch.equal(longest, papers)
 
 
-def test_its_exception_gives_one_sentence_everywhere():
+def test_the_exception_of_self_extend_is_one_sentence_everywhere():
     made = make_plan(open_snapshot("ropext://demo").config, parse_extend({"factor": 2.0}))
     assert EXCEPTION in text.plan_details(made).replace("\n" + " " * 13, " ")
     for page in ("README.md", "docs/methods.md"):

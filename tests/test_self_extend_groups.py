@@ -33,7 +33,7 @@ def seen_distance(bands, query, key):
     return band.query_positions(query) - band.key_positions(key)
 
 
-def test_bands_by_hand(groups):
+def test_doubling_bands_equal_those_worked_by_hand(groups):
     """128 tokens, window 32, so 96 far ones in at most 32 / 1.5 positions. In one band of groups of
     four they take 24, in two 32 / 4 each."""
     bands = groups.doubling_bands(CONTEXT, 128, 4)
@@ -93,7 +93,7 @@ def test_a_layer_weighs_keys_turned_by_the_distances_that_are_seen(groups, token
     torch.testing.assert_close(folded, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_one_band_is_self_extend(groups):
+def test_one_band_gives_the_logits_of_self_extend(groups):
     """The model has the default's window and group; groups that double give other logits."""
     model = tiny(max_position_embeddings=CONTEXT)
     ids = torch.randint(1, 100, (1, 150), generator=torch.Generator().manual_seed(0))

@@ -72,7 +72,7 @@ def test_every_sentence_that_is_a_warning_has_a_name(path):
         assert [place for place in found if not NAMED.match(place[1])] == []
 
 
-def test_a_sentence_that_says_warning_names_it():
+def test_a_message_with_warning_names_a_known_warning():
     for path in (ROOT / "ropext").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

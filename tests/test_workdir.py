@@ -237,7 +237,7 @@ def test_notes_in_a_training_s_folder_outlive_it(tmp_path, command):
     assert "keeps thoughts.md and tuned/checkpoint-2/notes.txt, which" in said[0]
 
 
-def test_while_another_run_is_cleared_away_it_is_known_whose_folder_it_is(tmp_path, monkeypatch):
+def test_the_owner_of_a_folder_stays_recorded_while_another_run_is_removed(tmp_path, monkeypatch):
     work(place(tmp_path, "eval", seed=1))
     names, unlink = [], Path.unlink
 
@@ -261,7 +261,7 @@ UNSEALED = '{"command": "eval", "decides": {}}'
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", UNSEALED, '{"ropext": "0", ' + UNSEALED[1:]])
-def test_a_foreign_manifest_is_not_ours(tmp_path, content):
+def test_a_folder_with_a_foreign_run_json_is_refused(tmp_path, content):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/run.json").write_text(content)
     with pytest.raises(
@@ -274,7 +274,7 @@ def test_a_foreign_manifest_is_not_ours(tmp_path, content):
 
 
 @pytest.mark.parametrize("key", ["settings", "resolved", "run_key", "fitted"])
-def test_a_stranger_s_manifest_makes_no_folder_ours(tmp_path, key):
+def test_a_folder_with_a_foreign_manifest_json_is_refused(tmp_path, key):
     folder = place(tmp_path, "run").folder
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps({key: {}}))

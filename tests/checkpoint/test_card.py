@@ -146,7 +146,7 @@ def test_the_hub_reads_the_head_as_we_do(tmp_path: Path):
     assert ModelCard.load(place).data.to_dict() == ours
 
 
-def test_windows_line_ends_and_broken_tags():
+def test_a_card_reads_windows_line_ends_and_replaces_broken_tags():
     assert front(render(CARD, BASE.replace("\n", "\r\n")))["license"] == "mit"
     assert front(render(CARD, "---\ntags: [a\nx: 1\n---\n"))["tags"] == list(TAGS)
 
@@ -182,7 +182,7 @@ def test_escaped_text_is_text(text: str):
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_card_keeps_its_shape_whatever_is_put_in(text: str):
+def test_a_card_keeps_its_shape_with_hostile_text(text: str):
     hostile = replace(
         CARD,
         title=text,
@@ -215,7 +215,7 @@ def test_a_code_block_cannot_be_left(text: str):
     assert not [line for line in lines[1:-1] if line.strip().startswith(fence)]
 
 
-def test_reading_the_bases_card(tmp_path: Path):
+def test_read_readme_names_a_card_that_is_too_large_or_not_utf8(tmp_path: Path):
     path = tmp_path / "README.md"
     assert read_readme(path) == (None, None)
     path.write_bytes("Grüße".encode("latin-1"))

@@ -36,7 +36,9 @@ def siblings(tmp_path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("link", ["copy", "hard", "symlink"])
-def test_contents_of_the_output(model: Path, tmp_path: Path, link: str):
+def test_extend_writes_edited_configs_and_copies_all_other_files_unchanged(
+    model: Path, tmp_path: Path, link: str
+):
     before = tree(model)
     written = extend(model, tmp_path / "out", link=link)
     after = tree(tmp_path / "out")
@@ -64,7 +66,7 @@ def test_contents_of_the_output(model: Path, tmp_path: Path, link: str):
 
 
 @pytest.mark.parametrize("link", ["copy", "hard"])
-def test_it_shows_how_far_it_is_with_each_weight_file(model: Path, tmp_path: Path, link: str):
+def test_extend_shows_progress_for_each_weight_file(model: Path, tmp_path: Path, link: str):
     shown = []
     extend(
         model, tmp_path / "out", link=link, hash_weights=True, show=lambda *own: shown.append(own)
@@ -75,7 +77,7 @@ def test_it_shows_how_far_it_is_with_each_weight_file(model: Path, tmp_path: Pat
     assert {own for own in shown if own[0]} == wanted
 
 
-def test_how_weights_are_linked_and_nothing_else_is(model: Path, tmp_path: Path):
+def test_extend_links_only_weight_files(model: Path, tmp_path: Path):
     for link in ("copy", "hard", "symlink"):
         extend(model, tmp_path / link, link=link)
         for name in tree(tmp_path / link):
@@ -108,7 +110,7 @@ def test_a_cache_of_links_is_read_through(model: Path, tmp_path: Path):
     assert tree(tmp_path / "models--o--m") == before
 
 
-def test_our_own_links_can_be_extended_again(model: Path, tmp_path: Path):
+def test_an_output_with_linked_weights_can_be_extended_again(model: Path, tmp_path: Path):
     extend(model, tmp_path / "one", link="symlink")
     extend(tmp_path / "one", tmp_path / "two", link="symlink")
     extend(tmp_path / "two", tmp_path / "three", link="hard")
@@ -165,7 +167,7 @@ def test_a_failed_proof_leaves_nothing(model: Path, tmp_path: Path, error: Excep
     assert tree(tmp_path / "old") == before
 
 
-def test_hashes(model: Path, tmp_path: Path):
+def test_extend_records_the_sha256_of_weights_on_request(model: Path, tmp_path: Path):
     import hashlib
 
     assert (
@@ -187,7 +189,7 @@ def test_bad_weights_are_named_before_anything_is_written(model: Path, tmp_path:
     assert siblings(tmp_path) == {"base"}
 
 
-def test_no_space(model: Path, tmp_path: Path, monkeypatch):
+def test_extend_refuses_a_disk_with_too_little_space(model: Path, tmp_path: Path, monkeypatch):
     shard = model / "model-00001-of-00002.safetensors"
     shard.write_bytes(safetensors({"a": ("U8", [10**6], bytes(10**6))}))
     free = writing.TEXT_ROOM + 500_000
@@ -198,7 +200,7 @@ def test_no_space(model: Path, tmp_path: Path, monkeypatch):
     extend(model, tmp_path / "out", link="hard")
 
 
-def test_output_rules(model: Path, tmp_path: Path):
+def test_extend_refuses_an_existing_output_and_one_inside_the_input(model: Path, tmp_path: Path):
     extend(model, tmp_path / "out")
     with pytest.raises(OutputExists):
         extend(model, tmp_path / "out")
@@ -247,7 +249,9 @@ def test_hard_links_fall_back_to_copies(model: Path, tmp_path: Path, monkeypatch
 @pytest.mark.needs("copy_file_range")
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["copy_file_range", "link", "ftruncate", "fsync", "mkdir"])
-def test_faults_leave_nothing(model: Path, tmp_path: Path, monkeypatch, call: str, code: int):
+def test_a_failing_system_call_leaves_no_output(
+    model: Path, tmp_path: Path, monkeypatch, call: str, code: int
+):
     before = tree(model)
     monkeypatch.setattr(os, call, failing(code))
     with pytest.raises(InputError) as error:
@@ -335,7 +339,7 @@ def test_a_base_that_changes_meanwhile_is_noticed(model: Path, tmp_path: Path, m
     assert siblings(tmp_path) == {"base"}
 
 
-def test_holes_stay_holes(tmp_path: Path):
+def test_copy_file_keeps_the_holes_of_a_sparse_file(tmp_path: Path):
     with open(tmp_path / "a", "wb") as file:
         file.write(b"begin" * 1000)
         file.seek(200 << 20)
@@ -413,7 +417,7 @@ def other_weights(model: Path, place: Path) -> Path:
     return place
 
 
-def test_a_link_to_an_output_that_was_replaced_is_no_longer_the_base(model: Path, tmp_path: Path):
+def test_compare_weights_reports_a_link_whose_target_was_replaced(model: Path, tmp_path: Path):
     """The record at the link's target lists the digest, so no weights are read."""
     b, c = tmp_path / "b", tmp_path / "c"
     extend(model, b)

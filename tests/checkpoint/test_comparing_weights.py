@@ -31,7 +31,7 @@ def verdicts(findings) -> dict[str, tuple[bool | None, str]]:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_equal(pair, deep: bool):
+def test_compare_weights_accepts_equal_files(pair, deep: bool):
     base, other = pair
     how = "bytes" if deep else "header and size"
     assert set(verdicts(compare_weights(base, other, deep=deep)).values()) == {(True, how)}
@@ -40,7 +40,7 @@ def test_equal(pair, deep: bool):
     assert all(f.same for f in found)
 
 
-def test_one_byte(pair):
+def test_compare_weights_finds_one_changed_byte_only_if_deep(pair):
     base, other = pair
     path = other / SHARD
     data = bytearray(path.read_bytes())
@@ -80,7 +80,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_header_and_size(pair, change: str):
+def test_compare_weights_finds_another_header_or_size(pair, change: str):
     base, other = pair
     (other / SHARD).write_bytes(safetensors(CHANGES[change], {"format": "pt"}))
     for against in (base, record_of(base)):
@@ -89,7 +89,7 @@ def test_header_and_size(pair, change: str):
         assert [same for same, _ in found.values()].count(False) == 1
 
 
-def test_missing_and_extra_files(pair):
+def test_compare_weights_names_missing_and_extra_files(pair):
     base, other = pair
     (other / SHARD).rename(other / "more.safetensors")
     for against in (base, record_of(base)):

@@ -175,7 +175,7 @@ MOUNTINFO = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
         ("/r/image/x", "ext4", False),
     ],
 )
-def test_the_mount_of_a_path(path, kind, is_writable):
+def test_mount_of_finds_the_file_system_of_a_path(path, kind, is_writable):
     found = systems.mount_of(path.encode(), MOUNTINFO)
     assert (found.kind.decode(), found.is_writable) == (kind, is_writable)
 
@@ -200,7 +200,7 @@ def test_the_kernel_agrees_on_the_file_systems_of_this_machine(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{", b'{"1:2": 3}', b'{"1:2": [1, 2, 3, "x"]}', b'{"1:2": [null]}']
 )
-def test_a_damaged_memory_is_none(reads, tmp_path, content):
+def test_a_damaged_file_of_digests_is_ignored(reads, tmp_path, content):
     file, place = tmp_path / "weights", tmp_path / "memory"
     file.write_bytes(b"one")
     place.write_bytes(content)

@@ -176,7 +176,7 @@ def test_weights_come_from_the_commit_whose_config_was_read(hub, tmp_path: Path)
     assert newer != COMMIT
 
 
-def test_without_a_network_or_with_a_hub_that_is_down(hub, tmp_path: Path):
+def test_an_unreachable_or_failing_hub_gives_one_sentence(hub, tmp_path: Path):
     question = ("org/model", None, False)
     refused(*ask(hub, tmp_path, question, HF_ENDPOINT="http://127.0.0.1:9"), "cannot be reached")
     refused(*ask(hub, tmp_path, question, HF_HUB_OFFLINE="1"), "HF_HUB_OFFLINE")
@@ -188,7 +188,7 @@ def test_without_a_network_or_with_a_hub_that_is_down(hub, tmp_path: Path):
     refused(answer, "HTTP status 503")
 
 
-def test_a_cache_that_cannot_be_written(hub, tmp_path: Path):
+def test_a_hub_cache_that_cannot_be_written_gives_one_sentence(hub, tmp_path: Path):
     (tmp_path / "file").write_text("x")
     (answer,) = ask(hub, tmp_path, ("org/model", None, False), HF_HOME=str(tmp_path / "file"))
     refused(answer, "cannot be stored")

@@ -32,7 +32,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("data", "words"), BAD.values(), ids=BAD)
-def test_refused_in_one_sentence(tmp_path: Path, data: bytes, words: str):
+def test_bad_json_is_refused_in_one_sentence(tmp_path: Path, data: bytes, words: str):
     path = tmp_path / "config.json"
     path.write_bytes(data)
     with pytest.raises(InputError) as error:
@@ -42,11 +42,11 @@ def test_refused_in_one_sentence(tmp_path: Path, data: bytes, words: str):
     assert "\n" not in str(error.value)
 
 
-def test_deepest_allowed_is_read():
+def test_json_of_80_levels_is_read():
     assert parse_object(b'{"a": ' + b"[" * 79 + b"]" * 79 + b"}", "x")["a"]
 
 
-def test_a_config_may_be_64_levels_deep(tmp_path: Path):
+def test_a_config_of_more_than_64_levels_is_refused(tmp_path: Path):
     path = tmp_path / "config.json"
     path.write_bytes(b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}")
     assert read_object(path, CONFIG_DEPTH_LIMIT)["a"]

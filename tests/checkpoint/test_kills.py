@@ -38,7 +38,9 @@ def disturbed(steps: list[str]) -> Iterator[Wish]:
 
 
 @pytest.mark.parametrize(("link", "force"), [("hard", False), ("copy", True)])
-def test_killed_at_every_step(tmp_path: Path, link: str, force: bool):
+def test_extend_killed_at_any_system_call_leaves_a_whole_output_or_none(
+    tmp_path: Path, link: str, force: bool
+):
     base = make_model(tmp_path / "base")
     before = tree(base)
     extend(base, tmp_path / "truth", link, False)

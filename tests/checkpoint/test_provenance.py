@@ -50,7 +50,7 @@ def test_the_written_file_is_read(tmp_path: Path):
     assert (again / "ropext.json").read_bytes() == (tmp_path / "ropext.json").read_bytes()
 
 
-def test_the_keys_of_sites_and_edits(tmp_path: Path):
+def test_the_record_writes_sites_and_edits_with_these_keys(tmp_path: Path):
     edits = (Edit("a.b", after=None), Edit("c", 1), Edit("d", 1, 2.0, "generation_config.json"))
     provenance.write(replace(record(), edits=edits), tmp_path)
     written = json.loads((tmp_path / "ropext.json").read_text("utf-8"))
@@ -63,7 +63,7 @@ def test_the_keys_of_sites_and_edits(tmp_path: Path):
     )
 
 
-def test_nothing_there(tmp_path: Path):
+def test_read_record_returns_none_without_a_file(tmp_path: Path):
     assert provenance.read_record(tmp_path) is None
 
 
@@ -207,7 +207,7 @@ def test_commands_lose_their_secrets_and_nothing_else(given_: list[str], kept: s
     assert " ".join(words[1:]) == kept
 
 
-def test_a_call_from_python_has_no_words():
+def test_clean_command_of_a_python_call_is_empty():
     assert clean_command(()) == ()
 
 
@@ -223,7 +223,7 @@ def test_a_call_from_python_has_no_words():
         ("ropext://demo and name@host", None),
     ],
 )
-def test_addresses_lose_who_and_folders_stay(text, left):
+def test_scrub_removes_user_and_password_from_urls(text, left):
     assert scrub(text) == (left or text)
 
 

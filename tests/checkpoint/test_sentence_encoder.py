@@ -40,7 +40,7 @@ def base(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", ["copy", "linear"])
-def test_it_reads_to_the_new_length(base, tmp_path, method):
+def test_an_extended_sentence_encoder_reads_to_its_new_length(base, tmp_path, method):
     from sentence_transformers import SentenceTransformer
 
     out = ropext.extend(base, tmp_path / "out", method=method, factor=4).output

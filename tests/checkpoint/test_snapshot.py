@@ -15,7 +15,7 @@ from ropext.files.checkpoint.snapshot import INDEX, reason_to_leave, short_name
 from ropext.verifying.weights import check_other_sets
 
 
-def test_a_directory_as_it_is(model: Path):
+def test_open_snapshot_reads_config_and_file_names_of_a_directory(model: Path):
     snapshot = open_snapshot(str(model), weights=True)
     assert snapshot.config == CONFIG
     assert list(snapshot.config) == list(CONFIG)
@@ -64,7 +64,7 @@ def test_a_directory_as_it_is(model: Path):
         "LICENSE": True,
     }.items(),
 )
-def test_policy(name: str, carried: bool):
+def test_the_copied_files_are_chosen_by_name(name: str, carried: bool):
     assert (reason_to_leave(name) is None) is carried
 
 
@@ -134,7 +134,7 @@ def refused(model, words: str, **kwargs):
     return str(error.value)
 
 
-def test_not_a_checkpoint(tmp_path: Path):
+def test_open_snapshot_refuses_directories_without_a_checkpoint(tmp_path: Path):
     empty = tmp_path / "empty"
     empty.mkdir()
     refused(empty, "no config.json")
@@ -159,7 +159,7 @@ def test_an_interrupted_force_is_explained(model: Path, tmp_path: Path):
     assert "--force" in refused(model, "/old is there")
 
 
-def test_a_revision_of_a_directory(model: Path):
+def test_open_snapshot_refuses_a_revision_of_a_local_directory(model: Path):
     with pytest.raises(UsageError, match="--revision"):
         open_snapshot(str(model), revision="main")
 
@@ -174,7 +174,7 @@ def test_a_config_alone_is_enough_until_weights_are_needed(tmp_path: Path):
     assert "save_pretrained" in refused(tmp_path, "only pickled weights", weights=True)
 
 
-def test_missing_shards(tmp_path: Path):
+def test_open_snapshot_names_missing_shards(tmp_path: Path):
     model = make_model(tmp_path / "base", shards=6)
     for n in (2, 3, 5, 6):
         (model / f"model-0000{n}-of-00006.safetensors").unlink()
@@ -192,12 +192,12 @@ def test_shards_must_be_plain_file_names(model: Path, name: str):
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"t": 3}}])
-def test_an_index_without_a_map(model: Path, index):
+def test_open_snapshot_refuses_an_index_without_a_weight_map(model: Path, index):
     write_json(model / "model.safetensors.index.json", index)
     refused(model, "weight_map")
 
 
-def test_an_index_too_large_or_too_full(model: Path):
+def test_open_snapshot_refuses_an_index_that_is_too_large(model: Path):
     path = model / "model.safetensors.index.json"
     with open(path, "wb") as file:
         file.truncate(128 * 10**6 + 1)
@@ -227,7 +227,7 @@ def test_links_to_anything_else_are_refused(model: Path, tmp_path: Path):
     refused(model, "neither a regular file", weights=True)
 
 
-def test_a_name_that_is_not_utf8(model: Path):
+def test_open_snapshot_refuses_a_file_name_that_is_not_utf8(model: Path):
     with open(os.fsencode(model) + b"/vocab\xff.txt", "wb"):
         pass
     refused(model, "UTF-8", weights=True)
@@ -266,7 +266,7 @@ def test_an_adapter_next_to_a_model_is_refused(model: Path):
         ("attn_implementation", "paged|evil/kernel"),
     ],
 )
-def test_a_config_that_names_a_kernel_of_others_is_refused(model: Path, key: str, name: object):
+def test_a_config_that_names_a_kernel_on_the_hub_is_refused(model: Path, key: str, name: object):
     for config in (CONFIG | {key: name}, CONFIG | {"text_config": {key: name}}):
         write_json(model / "config.json", config)
         with pytest.raises(InputError, match="kernel on the hub"):

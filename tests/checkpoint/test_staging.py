@@ -43,7 +43,7 @@ def test_the_name_comes_last(tmp_path: Path):
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), InputError("no")])
-def test_an_error_leaves_nothing(tmp_path: Path, error: BaseException):
+def test_an_error_while_staging_leaves_no_files(tmp_path: Path, error: BaseException):
     def fail() -> None:
         with staged(Output(tmp_path / "a" / "b" / "out")) as stage:
             (stage.directory / "config.json").write_text("{}")
@@ -100,7 +100,7 @@ def test_everything_is_flushed_before_the_rename(tmp_path: Path, monkeypatch):
     assert calls[5:] == ["rename", str(tmp_path)]
 
 
-def test_an_existing_output(tmp_path: Path):
+def test_only_force_replaces_an_existing_output(tmp_path: Path):
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(OutputExists, match="--force"):
@@ -280,7 +280,7 @@ def test_force_keeps_a_place_that_is_no_directory(tmp_path: Path):
     assert (tmp_path / "home" / "thesis.tex").exists()
 
 
-def test_input_and_output_stay_apart(tmp_path: Path):
+def test_an_output_inside_or_around_the_input_is_refused(tmp_path: Path):
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text("{}")
@@ -303,7 +303,7 @@ def test_input_and_output_stay_apart(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "x/..", "/"])
-def test_outputs_without_a_name(name: str):
+def test_an_output_without_a_name_is_refused(name: str):
     with pytest.raises(UsageError, match="--output"):
         check_output(Output(Path(name), force=True))
 
@@ -351,7 +351,7 @@ def test_a_refused_run_deletes_no_old_copy(tmp_path: Path):
     assert (kept / "old" / "config.json").read_text() == "old"
 
 
-def test_the_only_copy_survives_whoever_took_its_name(tmp_path: Path):
+def test_the_old_copy_of_a_killed_run_survives_if_its_name_was_taken(tmp_path: Path):
     """Killed between the two renames; then another checkpoint was put at the output's name."""
     work = at_work(tmp_path / "out")
     checkpoint(work / "old", "old")
@@ -438,7 +438,7 @@ def test_the_second_run_learns_who_holds_the_output(tmp_path: Path):
 @pytest.mark.parametrize(
     "content", ["", '{"ropext', '{"ropext": "lock", "pid": 1, "host": "elsewhere", "start": "1"}']
 )
-def test_a_lock_file_that_nobody_holds_is_stale(tmp_path: Path, content: str):
+def test_a_lock_file_without_a_holder_is_ignored(tmp_path: Path, content: str):
     (tmp_path / ".out.ropext-lock").write_text(content)
     write(tmp_path / "out")
     assert names(tmp_path) == {"out"}
@@ -568,7 +568,7 @@ def nobody() -> Iterator[None]:
 
 @pytest.mark.needs("geteuid")
 @pytest.mark.usefixtures("nobody")
-def test_no_permission():
+def test_an_output_in_a_read_only_folder_gives_one_sentence():
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to nobody
         closed = Path(folder) / "closed"
         closed.mkdir(mode=0o555)
@@ -577,13 +577,13 @@ def test_no_permission():
         assert names(closed) == set()
 
 
-def test_a_parent_that_is_a_file(tmp_path: Path):
+def test_an_output_below_a_regular_file_gives_one_sentence(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot be written"):
         write(tmp_path / "file" / "out")
 
 
-def test_a_name_that_is_too_long(tmp_path: Path):
+def test_an_output_with_a_name_that_is_too_long_gives_one_sentence(tmp_path: Path):
     with pytest.raises(InputError, match="name too long"):
         write(tmp_path / ("x" * 250))
     assert names(tmp_path) == set()

@@ -40,7 +40,7 @@ def snapshot(model: Path):
         (None, None),
     ],
 )
-def test_tokenizer_limit(snapshot, before, after):
+def test_model_max_length_is_raised_to_the_target(snapshot, before, after):
     changed = replace(snapshot, tokenizer_config={"model_max_length": before}, generation_config={})
     edits, notes = length_edits(changed, 2048, 8192)
     key = "model_max_length"
@@ -66,7 +66,7 @@ def test_limits_that_were_a_choice_stay(snapshot, before, after, noted):
 
 
 @pytest.mark.parametrize("value", ["2048", True, [2048], {}, -(10**400)])
-def test_a_limit_that_is_no_number(snapshot, value):
+def test_a_model_max_length_that_is_no_number_is_refused(snapshot, value):
     changed = replace(snapshot, tokenizer_config={"model_max_length": value})
     with pytest.raises(InputError, match=r"tokenizer_config\.json: model_max_length"):
         length_edits(changed, 2048, 8192)
@@ -97,7 +97,9 @@ TRUNCATION = b'{"direction": "Right", "max_length": 512, "strategy": "LongestFir
         b'{"e\xc3\xa9": "\xf0\x9f\xa6\x99", "truncation": %s}',
     ],
 )
-def test_that_value_alone_changes(tmp_path: Path, text: bytes):
+def test_clearing_the_truncation_changes_no_other_byte_of_tokenizer_json(
+    tmp_path: Path, text: bytes
+):
     whole = text.replace(b"%s", TRUNCATION)
     assert cleared(tmp_path, whole) == text.replace(b"%s", b"null")
     assert find_truncation(tmp_path / "tokenizer.json").value["max_length"] == 512
@@ -113,7 +115,7 @@ def test_that_value_alone_changes(tmp_path: Path, text: bytes):
         b" { } ",
     ],
 )
-def test_nothing_to_clear(tmp_path: Path, text: bytes):
+def test_a_tokenizer_json_without_a_truncation_is_not_rewritten(tmp_path: Path, text: bytes):
     assert cleared(tmp_path, text) is None
 
 
@@ -178,7 +180,9 @@ JSON = st.recursive(
     indent=st.none() | st.integers(0, 2),
     escaped=st.sets(st.sampled_from("truncation")),
 )
-def test_any_object(tmp_path_factory, content, place, ascii_only, indent, escaped):
+def test_clearing_the_truncation_of_a_random_object_equals_json(
+    tmp_path_factory, content, place, ascii_only, indent, escaped
+):
     """Against json: the same object but for that value, with letters of its key as escapes."""
     content.pop("truncation", None)
     items = list(content.items())

@@ -91,14 +91,14 @@ def test_an_output_may_be_a_file(refused, llama):
     assert "give -o OUT, the directory or GGUF file to write" in said
 
 
-def test_not_a_model_directory(refused, tmp_path):
+def test_plan_refuses_a_path_that_is_no_model_directory(refused, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "config.json" in refused("plan", tmp_path / "empty", "--factor", 4)
     assert "does not exist" in refused("plan", tmp_path / "nowhere", "--factor", 4)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": }', "[1]", '{"a": NaN}', '{"a":1,"a":2}'])
-def test_invalid_json(refused, llama, text):
+def test_plan_refuses_a_config_that_is_invalid_json(refused, llama, text):
     (llama / "config.json").write_text(text)
     assert "config.json" in refused("plan", llama, "--factor", 4)
 
@@ -123,7 +123,7 @@ def test_invalid_json(refused, llama, text):
         ),
     ],
 )
-def test_configs_that_cannot_be_read(refused, llama, changes, words):
+def test_plan_refuses_configs_that_it_cannot_read(refused, llama, changes, words):
     assert words in refused("plan", edit(llama, **changes), "--factor", 4)
 
 
@@ -150,7 +150,9 @@ def test_configs_that_cannot_be_read(refused, llama, changes, words):
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "extend"])
-def test_options_that_do_not_fit(refused, llama, tmp_path, command, options, words):
+def test_plan_and_extend_refuse_options_that_contradict(
+    refused, llama, tmp_path, command, options, words
+):
     where = ["-o", tmp_path / "out"] if command == "extend" else []
     assert words in refused(command, llama, *options, *where)
 
@@ -180,7 +182,7 @@ def test_missing_data_of_a_later_step_is_refused_at_once(refused, llama, tmp_pat
     ],
     ids=lambda words: words[0],
 )
-def test_an_empty_word_is_no_directory(refused, tmp_path, monkeypatch, words):
+def test_an_empty_path_argument_is_refused(refused, tmp_path, monkeypatch, words):
     """As `-o "$OUT"` gives where OUT is not set; as a path it is the working directory."""
     monkeypatch.chdir(tmp_path)
     assert "is empty; give it a value" in refused(*words)
@@ -194,14 +196,14 @@ def test_an_empty_argument_is_not_called_by_the_word_before_it(refused, words):
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan"])
-def test_a_picture_that_cannot_be_written(refused, llama, tmp_path, command):
+def test_a_plot_that_cannot_be_written_gives_one_sentence(refused, llama, tmp_path, command):
     said = refused(command, llama, "--factor", 4, "--plot", tmp_path / "nowhere" / "x.png")
     assert "--plot" in said
     assert "No such file or directory" in said
 
 
 @pytest.mark.needs("/dev/full")
-def test_a_result_that_cannot_be_printed(llama):
+def test_a_full_stdout_gives_one_sentence(llama):
     import subprocess
     import sys
 
@@ -274,12 +276,12 @@ def test_pair_factors_are_counted(refused, llama, tmp_path):
     assert "8 pairs" in said
 
 
-def test_ntk_on_one_pair(refused, tmp_path):
+def test_ntk_refuses_a_rotary_dim_of_2(refused, tmp_path):
     tiny = make_llama(tmp_path / "tiny", head_dim=2)
     assert "rotary dim of 2" in refused("plan", tiny, "--method", "ntk", "--factor", 2)
 
 
-def test_outputs_that_may_not_be_written(refused, llama, tmp_path):
+def test_extend_refuses_a_missing_existing_or_nested_output(refused, llama, tmp_path):
     extend = ["extend", llama, "--factor", 4, "--no-verify"]
     assert "-o OUT" in refused(*extend)
     (tmp_path / "there").mkdir()
@@ -288,7 +290,7 @@ def test_outputs_that_may_not_be_written(refused, llama, tmp_path):
     assert "input itself" in refused(*extend, "-o", llama)
 
 
-def test_weights_that_are_missing(refused, llama, tmp_path):
+def test_extend_names_a_missing_shard(refused, llama, tmp_path):
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model.safetensors"}}
     (llama / "model.safetensors.index.json").write_text(json.dumps(index))
     said = refused("extend", llama, "--factor", 4, "-o", tmp_path / "out", "--no-verify")
@@ -329,7 +331,7 @@ def test_a_name_is_looked_for_here_and_at_the_hub(refused, monkeypatch):
     assert "models/nope is no directory here and not in the hub's local cache" in said
 
 
-def test_a_factor_that_nobody_has_reached_gets_a_question(ropext, refused, llama, tmp_path):
+def test_extend_asks_whether_a_factor_of_1000_is_meant(ropext, refused, llama, tmp_path):
     asked = "Is --target 1000 meant? (--even-so extends it anyway)"
     assert (
         "warning: [too-far] 128,000 tokens are 1000× the model's 128"
@@ -379,7 +381,7 @@ def test_a_wrong_path_is_refused_in_a_sentence(output):
         extend("ropext://demo", output, factor=2)
 
 
-def test_a_name_that_no_file_has(ropext):
+def test_a_file_name_of_300_characters_is_refused(ropext):
     for words in (
         ["extend", "ropext://demo", "--factor", "4", "-o", "x" * 300],
         ["eval", "ropext://demo", "--data", "ropext://held-out", "--dry-run", "-o", "x" * 300],

@@ -188,7 +188,7 @@ def test_a_plan_names_forms_as_the_methods_page_does(ropext, llama):
     assert re.search(r"^ntk\* .* theta$", text, re.M)
 
 
-def test_dry_run_is_the_plan(ropext, llama, tmp_path):
+def test_extend_dry_run_prints_what_plan_prints(ropext, llama, tmp_path):
     wish = ["--method", "pi", "--factor", 2]
     for details in ((), ("--details",)):
         shown = ropext("extend", llama, *wish, "--dry-run", *details)[1]
@@ -408,7 +408,7 @@ def test_the_suggestion_of_inspect_gets_no_length_warning(ropext):
     assert "[far]" not in out
 
 
-def test_recipes_are_listed_without_a_word(ropext):
+def test_recipes_without_a_subcommand_lists_the_recipes(ropext):
     assert ropext("recipes") == ropext("recipes", "ls")
 
 

@@ -84,7 +84,7 @@ def check_parsed(found):
         command.make_context(name, list(rest))  # fails on an unknown option or a missing one
 
 
-def test_commands_are_found_wherever_they_stand():
+def test_commands_finds_every_ropext_line_of_a_page():
     assert ["demo"] in commands("README.md")
     assert ["eval", "tuned", "--data"] in [words[:3] for words in commands("README.md")]
     launched = [words for words in commands("docs/fine-tune.md") if words[0] == "finetune"]
@@ -171,7 +171,7 @@ def test_the_gates_over_several_methods_hold_and_can_fail(tmp_path, monkeypatch,
     assert re.search(said, heard.err)
 
 
-def test_the_pages_speak_of_every_command():
+def test_the_pages_mention_every_command():
     pages = [page for page in PAGES if page != "docs/cli.md"]
     text = "".join((ROOT / page).read_text("utf-8") for page in pages)
     assert [name for name in COMMANDS if f"ropext {name}" not in text] == []

@@ -94,14 +94,14 @@ def is_right(ropext, directory: Path) -> None:
     assert ropext("verify", output)[0] == 0
 
 
-def test_a_second_name_of_a_parameter(ropext, tmp_path):
+def test_verify_fails_if_two_tensors_fill_one_parameter(ropext, tmp_path):
     model = save(tmp_path / "m")
     change(model, lambda tensors: tensors.update({ALIAS: torch.full((32, 32), 9.0)}))
     assert loaded(model, FIRST)[0, 0] == 9  # not the tensor that is called like the parameter
     is_wrong(ropext, model, ALIAS, FIRST)
 
 
-def test_a_second_name_with_the_same_bytes(ropext, tmp_path):
+def test_verify_accepts_a_second_tensor_with_the_same_bytes(ropext, tmp_path):
     model = save(tmp_path / "m")
 
     def repeat(tensors):
@@ -112,13 +112,13 @@ def test_a_second_name_with_the_same_bytes(ropext, tmp_path):
     is_right(ropext, model)
 
 
-def test_a_second_name_of_another_type(ropext, tmp_path):
+def test_verify_fails_if_a_second_tensor_has_another_dtype(ropext, tmp_path):
     model = save(tmp_path / "m")
     change(model, lambda tensors: tensors.update({ALIAS: tensors[FIRST].bfloat16()}))
     is_wrong(ropext, model, ALIAS, FIRST)
 
 
-def test_tied_weights_that_are_stored_twice(ropext, tmp_path):
+def test_verify_accepts_a_tied_head_that_is_stored_too(ropext, tmp_path):
     model = save(tmp_path / "m", tie_word_embeddings=True)
     embedding = "model.embed_tokens.weight"
 
@@ -130,7 +130,7 @@ def test_tied_weights_that_are_stored_twice(ropext, tmp_path):
     is_right(ropext, model)
 
 
-def test_a_head_in_a_file_that_transformers_does_not_load(ropext, tmp_path):
+def test_verify_finds_a_differing_head_in_a_file_that_transformers_skips(ropext, tmp_path):
     """MLX and llama.cpp's converter read every model*.safetensors."""
     model = save(tmp_path / "m", tie_word_embeddings=True)
     save_file({HEAD: torch.zeros(64, 32)}, model / "model-head.safetensors", {"format": "pt"})
@@ -142,13 +142,13 @@ def test_a_head_in_a_file_that_transformers_does_not_load(ropext, tmp_path):
     assert "config.json ties lm_head.weight and model.embed_tokens.weight" in said
 
 
-def test_experts_that_transformers_joins(ropext, tmp_path):
+def test_verify_accepts_experts_that_transformers_stacks(ropext, tmp_path):
     model = save(tmp_path / "m", "MixtralConfig", num_local_experts=4)
     assert sum(".experts." in name for name in load_file(model / "model.safetensors")) == 24
     is_right(ropext, model)
 
 
-def test_an_expert_that_is_stored_twice(ropext, tmp_path):
+def test_verify_fails_if_an_expert_is_stored_twice_and_another_is_missing(ropext, tmp_path):
     """Four experts are there by their number, but one of them twice and the last one not at all."""
     model = save(tmp_path / "m", "MixtralConfig", num_local_experts=4)
     expert = "model.layers.0.block_sparse_moe.experts.{}.{}.weight"
@@ -165,7 +165,7 @@ def test_an_expert_that_is_stored_twice(ropext, tmp_path):
     is_wrong(ropext, model, ".experts.0.w")
 
 
-def test_a_part_next_to_the_tensor_that_transformers_splits(ropext, tmp_path):
+def test_verify_fails_if_a_part_of_a_fused_tensor_is_stored_too(ropext, tmp_path):
     model = save(tmp_path / "m", "HrmTextConfig")
     part = "model.H_module.layers.0.mlp.up_proj.weight"
     before = loaded(model, part)
@@ -174,14 +174,14 @@ def test_a_part_next_to_the_tensor_that_transformers_splits(ropext, tmp_path):
     is_wrong(ropext, model, part, "gate_up_proj")
 
 
-def test_a_name_in_two_files(ropext, tmp_path):
+def test_verify_fails_if_two_files_hold_one_tensor(ropext, tmp_path):
     model = save(tmp_path / "m")
     split(model, {FIRST: torch.full((32, 32), 9.0)})
     assert loaded(model, FIRST)[0, 0] == 9  # against the index
     is_wrong(ropext, model, FIRST, "model-00001-of-00002", "model-00002-of-00002")
 
 
-def test_a_name_in_another_file_than_the_index_says(ropext, tmp_path):
+def test_verify_fails_if_the_index_names_another_file(ropext, tmp_path):
     model = save(tmp_path / "m")
     before = loaded(model, FIRST)
     split(model, {FIRST: before}, left_out=FIRST)

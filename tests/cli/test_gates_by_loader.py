@@ -76,7 +76,7 @@ def test_an_unmeasured_gate_has_its_own_exit_code(tmp_path, capsys):
     assert judged.raise_if_failed() is None
 
 
-def test_a_base_has_a_gate_too(tmp_path):
+def test_the_gate_on_engines_works_for_an_unextended_directory(tmp_path):
     """A config as transformers 5 saves it, which MLX-LM reads with a theta of its own."""
     saved = {k: v for k, v in configs.LLAMA.items() if k not in ("rope_theta", "rope_scaling")}
     saved |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
@@ -87,7 +87,7 @@ def test_a_base_has_a_gate_too(tmp_path):
         inspecting.gate(served, ("vllm", "mlx")).raise_if_failed()
 
 
-def test_a_file_has_one_too(tmp_path):
+def test_the_gate_on_engines_works_for_an_unextended_gguf(tmp_path):
     scaled = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     path = making.write(tmp_path / "m.gguf", "llama", making.LLAMA | scaled)
     served = inspecting.read_unchanged(inspecting.open_model(str(path)))

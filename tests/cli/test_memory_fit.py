@@ -152,7 +152,7 @@ def test_unknown_facts_are_not_guessed(tmp_path, ropext):
     assert said["f16"]
 
 
-def test_the_answer_comes_first(tmp_path, ropext):
+def test_plan_memory_begins_with_the_tokens_that_fit(tmp_path, ropext):
     place = config(tmp_path / "model")
     index(place, 1000 << 20)
     # 24 MiB are left; 4,096 tokens take 6 MiB in f16, 16,384 take 24.
@@ -176,7 +176,7 @@ def test_the_answer_comes_first(tmp_path, ropext):
     ("text", "wanted"),
     [("12G", 12 << 30), ("1.5GiB", 3 << 29), ("8000MB", 8000 << 20), ("1t", 1 << 40)],
 )
-def test_an_amount_of_memory(text, wanted):
+def test_memory_bytes_parses_an_amount_of_memory(text, wanted):
     assert memory_bytes(text) == wanted
 
 

@@ -7,7 +7,7 @@ from command_line import run
 
 
 @pytest.mark.parametrize("words", [("--help",), ("inspect", "--help"), ("plan", "--help")])
-def test_a_file_is_named(words, capsys):
+def test_the_help_mentions_gguf(words, capsys):
     assert "GGUF" in run(*words, capsys=capsys)[1].out
 
 

@@ -92,7 +92,7 @@ def test_stalled_work_reports_a_growing_time_and_no_error():
     assert [left is None for left in said] == [True] + [False] * 8
 
 
-def test_earlier_and_foreign_reads_are_not_counted(now, tmp_path):
+def test_the_estimate_of_time_leaves_out_reads_of_earlier_calls_and_other_processes(now, tmp_path):
     """Eight units of ten tokens, five seconds each. Two were read before, of the rest every second
     one is another process's: three are left, and the first line says ten seconds. What the other
     process finishes meanwhile was not found."""
@@ -153,7 +153,7 @@ def test_a_slow_file_is_reported_once_in_half_a_minute(now, tmp_path, monkeypatc
     assert not said
 
 
-def test_quiet_is_quiet(now, capsys):
+def test_quiet_draws_no_progress_bar(now, capsys):
     bar = Bar(Out(quiet=True), lambda: now[0])
     for done in range(0, 101, 50):
         bar.show(done, 100, "piece")

@@ -126,7 +126,7 @@ def test_the_help_names_the_stages(ropext):
         ),
     ],
 )
-def test_a_mistake_is_one_sentence(ropext, recipe, tmp_path, words, said):
+def test_a_mistake_in_run_exits_2_with_one_sentence(ropext, recipe, tmp_path, words, said):
     code, out, err = ropext(*words)
     assert (code, out) == (2, "")
     assert said in err

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ropext.base.bundled import DATA, MODELS
 
 
-def test_the_whole_way(tmp_path, ropext):
+def test_extend_finetune_evaluate_and_verify_work_in_a_row(tmp_path, ropext):
     def answer(*words):
         code, out, err = ropext(*words, "--json")
         assert code == 0, err

@@ -159,7 +159,7 @@ def test_a_million_short_documents_take_constant_memory(tokenizer):
     assert large < small + 300_000
 
 
-def test_too_short_says_how_many_and_the_longest(tokenizer):
+def test_documents_that_are_all_too_short_are_refused_with_the_longest(tokenizer):
     wanted = Wanted((16, 4096), True, 8)
     with pytest.raises(
         InputError, match=r"none of the 12 documents reaches 4k tokens; the longest"
@@ -233,7 +233,7 @@ def test_no_document_is_in_two_glued_sequences():
     assert len(glue_documents(documents, 64, 2)) == 2
 
 
-def test_readers(tmp_path):
+def test_read_documents_reads_text_jsonl_and_parquet(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
@@ -420,7 +420,7 @@ def test_unreadable_data_is_named(tmp_path, name, content, says):
     assert name in str(caught.value)
 
 
-def test_data_that_is_nowhere_is_refused_by_one_request(monkeypatch):
+def test_unknown_data_costs_one_request_to_the_hub(monkeypatch):
     import datasets
     import huggingface_hub
 
@@ -438,7 +438,7 @@ def test_data_that_is_nowhere_is_refused_by_one_request(monkeypatch):
     assert requests == ["nobody/nothing"]
 
 
-def test_data_that_is_not_there(tmp_path):
+def test_missing_data_files_and_columns_are_named(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         list(read_documents(Source(str(tmp_path / "gone.jsonl"))))
     (tmp_path / "empty").mkdir()

@@ -46,19 +46,19 @@ def digest(documents):
         ),
     ],
 )
-def test_those_of_an_evaluation_and_of_a_ranking(options, wanted, seed, expected):
+def test_the_documents_of_an_evaluation_are_the_recorded_ones(options, wanted, seed, expected):
     asked = Evaluate(data=HELD_OUT, **options)
     assert digest(read_corpus(asked, encoder(seed), wanted).documents) == expected
 
 
-def test_those_of_a_fit_and_its_judge():
+def test_the_documents_of_a_fit_are_the_recorded_ones():
     found = data.read_fit_data(TUNING, Fit(factor=4, held_out=8), encoder(), 1024, ENOUGH)
     assert digest(found.documents) == (63, "9709d88c281f0c82")
     assert digest(found.held_out) == (8, "b8c88ffd85244587")
     assert found.digest()[:16] == "fbe838e41df31159"
 
 
-def test_those_of_a_fit_that_joins_them():
+def test_the_documents_of_a_fit_with_glued_packing_are_the_recorded_ones():
     options = Fit(factor=4, held_out=8, packing="glued")
     found = data.read_fit_data(TUNING, options, encoder(seed=1), 1024, ENOUGH)
     assert digest(found.documents) == (1, "a8d2f9a800f8477a")
@@ -66,14 +66,14 @@ def test_those_of_a_fit_that_joins_them():
     assert np.all(found.documents[0].mask())
 
 
-def test_those_of_a_fine_tuning_and_its_judge():
+def test_the_documents_of_a_finetuning_are_the_recorded_ones():
     division = data.Division(wanted_tokens=100_000, row=1024, target=1024, judging=8)
     found = data.read_training_data(TUNING, Finetune(), encoder(), division)
     assert digest(found.documents) == (63, "9709d88c281f0c82")
     assert digest(found.held_out) == (8, "4694ac163bd18c0f")
 
 
-def test_those_of_a_choice_and_of_its_verdict():
+def test_the_documents_of_method_auto_are_the_recorded_ones():
     found = divide(Evaluate(data=HELD_OUT, lengths=(512,)), encoder(), 512, has_judges=False)
     assert digest(found.chosen) == (46, "4034824647c7eb91")
     assert digest(found.judged) == (22, "40f66270c1d212e6")

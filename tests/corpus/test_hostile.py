@@ -207,7 +207,9 @@ def doubling(times, letter="a"):
 @pytest.mark.parametrize(
     ("times", "says"), [(40, "takes more than 5 seconds or 2 GiB"), (12, "tokens of")]
 )
-def test_a_tokenizer_that_doubles_a_text(tmp_path, monkeypatch, times, says, letter):
+def test_a_tokenizer_that_doubles_a_text_many_times_is_refused(
+    tmp_path, monkeypatch, times, says, letter
+):
     monkeypatch.setattr(sandbox, "SECONDS", 5)
     monkeypatch.setattr(sandbox, "MEMORY", 2 << 30)
     doubling(times, letter).save_pretrained(tmp_path)
@@ -218,7 +220,9 @@ def test_a_tokenizer_that_doubles_a_text(tmp_path, monkeypatch, times, says, let
 
 
 @pytest.mark.parametrize("has_file", [False, True])
-def test_a_tokenizer_class_that_counts_to_a_given_number(tmp_path, monkeypatch, has_file):
+def test_a_tokenizer_config_with_a_thousand_million_extra_ids_is_refused(
+    tmp_path, monkeypatch, has_file
+):
     """Sixty bytes made a list of a thousand million names, in this very process."""
     monkeypatch.setattr(sandbox, "SECONDS", 1)
     monkeypatch.setattr(sandbox, "SECONDS_A_MEGABYTE", 0)

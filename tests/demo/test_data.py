@@ -74,7 +74,7 @@ def small_library(tmp_path):
     return tmp_path
 
 
-def test_split_of_a_small_library(small_library):
+def test_split_divides_a_small_library_by_path(small_library):
     training, held_out = sources.split(sources.read_documents(small_library))
     assert [d.path for d in training] == ["json/copied.py", "zipapp.py"]  # path order, one of two
     assert [d.path for d in held_out] == ["_argparse.py", "email/message.py"]

@@ -127,7 +127,7 @@ def a_demo(tmp_path, tuned):
     return demo.Demo(tmp_path, models, gates, (), tmp_path / "report.html", told, None, table)
 
 
-def test_it_ends_in_sentences_of_its_numbers_with_the_verdict_first(tmp_path):
+def test_the_demo_ends_in_sentences_with_the_verdict_first(tmp_path):
     shown = a_demo(tmp_path, measured(8.96, 0.08, 0.96))
     assert shown.sentences == [
         "After YaRN and 40 steps of LoRA the model reads 1,024 tokens better than truncated text: "
@@ -191,7 +191,7 @@ def test_the_base_finds_keys_inside_its_window_and_explodes_beyond_it(shown):
 
 
 @pytest.mark.slow
-def test_each_reads_as_well_as_it_is_known_to(shown):
+def test_the_demos_models_rank_as_recorded(shown):
     order = ("base", EXTENDED, "untouched")
     tails = [number(shown, label, f"tail_nll@{TARGET}") for label in order]
     assert tails == sorted(tails)
@@ -215,7 +215,7 @@ def test_a_short_fine_tuning_recovers_the_window(shown):
 
 
 @pytest.mark.slow
-def test_all_were_read_on_the_same_tokens(shown):
+def test_the_demos_models_read_the_same_tokens(shown):
     base = number(shown, "base", f"tail_nll@{TARGET}")
     for label in ("untouched", EXTENDED, FOLDED, TUNED):
         assert number(shown, label, f"in_window_nll@{TARGET}") == pytest.approx(base, abs=1e-6)
@@ -245,7 +245,7 @@ def test_the_report_is_one_file_with_everything_in_it(shown):
     assert all(own.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for own in pictures)
 
 
-def test_its_lines_are_for_the_platforms_shell(monkeypatch):
+def test_the_demos_lines_are_for_the_platforms_shell(monkeypatch):
     asked = {"method": demo.MORE_METHODS, "factor": (demo.FACTOR,)}
     words = demo._words("eval", "M", PureWindowsPath(r"C:\my runs\x"), asked)
     monkeypatch.setattr(sys, "platform", "win32")
@@ -254,7 +254,7 @@ def test_its_lines_are_for_the_platforms_shell(monkeypatch):
 
 
 @pytest.mark.slow
-def test_its_commands_are_commands(shown):
+def test_the_demos_commands_parse(shown):
     group = typer.main.get_command(build())
     for line in shown.commands:
         words = shlex.split(line)[1:]

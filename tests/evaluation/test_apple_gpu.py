@@ -70,7 +70,7 @@ def test_an_evaluation_on_the_device_equals_the_one_on_a_cpu(tmp_path, monkeypat
         assert other == (pytest.approx(own, rel=1e-4, abs=1e-5) if type(own) is float else own)
 
 
-def test_its_memory_is_no_more_than_the_machine_has(memory):
+def test_free_memory_of_mps_is_at_most_the_machines(memory):
     left = free_memory(torch.device("mps"))
     assert left <= 1 << 30
     assert left <= free_memory(torch.device("cpu"))
@@ -83,13 +83,13 @@ def test_its_memory_is_no_more_than_the_machine_has(memory):
         "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory: you tried",
     ],
 )
-def test_its_words_for_no_memory_become_a_sentence(said):
+def test_an_error_of_mps_about_memory_becomes_a_sentence(said):
     sentence = out_of_memory("a document")
     with pytest.raises(Stopped, match="smaller --chunk"), memory_errors(sentence):
         raise RuntimeError(said)
 
 
-def test_if_it_is_missing_it_is_refused_in_one_sentence(capsys):
+def test_a_missing_apple_gpu_is_refused_in_one_sentence(capsys):
     if not torch.backends.mps.is_available():
         with pytest.raises(UsageError, match="finds no Apple GPU"):
             device_of(Evaluate(data="text.txt", device="mps"))

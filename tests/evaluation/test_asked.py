@@ -142,7 +142,7 @@ def test_the_forecast_is_the_most_that_is_read(model, monkeypatch):
     assert 0.9 * costs.tokens < sum(seen) <= costs.tokens
 
 
-def test_through_the_chat_template(model, tmp_path):
+def test_questions_of_evaluate_chat_go_through_the_template(model, tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     write_checkpoint(tmp_path)

@@ -24,6 +24,6 @@ def test_eval_reports_it(short):
         load_model(short, loading_of(EvaluationOptions(tasks=("passkey",))))
 
 
-def test_the_trainings_say_so(short):
+def test_a_training_names_damaged_weights(short):
     with pytest.raises(InputError, match="cannot be loaded as a causal language model"):
         models.load_to_train(short, Finetune(device="cpu"))

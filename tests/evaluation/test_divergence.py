@@ -198,7 +198,7 @@ def test_without_the_option_nothing_is_kept(place, tmp_path):
     assert not list((tmp_path / "run").glob("variants/*/states-*"))
 
 
-def test_weights_of_another_directory(place, tmp_path):
+def test_the_divergence_of_a_written_checkpoint_equals_the_patched_models(place, tmp_path):
     """A written checkpoint, whose head is its own, is as far from the base as the patched model."""
     extend(place / "model", tmp_path / "long", method="yarn", factor=4)
     known = asked(place)

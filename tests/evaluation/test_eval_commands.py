@@ -184,7 +184,7 @@ def judged(runs, gate):
         ("tail@256 > 1 vs nowhere", 3),
     ],
 )
-def test_gates(runs, gate, code):
+def test_fail_if_sets_the_exit_code(runs, gate, code):
     assert judged(runs, gate.format(runs=runs)) == code
 
 
@@ -252,7 +252,7 @@ def test_a_summary_that_cannot_be_written_hides_no_gate(runs, capsys, tmp_path, 
     assert f"note: GITHUB_STEP_SUMMARY={tmp_path} cannot be written" in heard.err
 
 
-def test_summary_for_github(runs, capsys, tmp_path, monkeypatch):
+def test_a_github_summary_gets_gates_and_tables(runs, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     (tmp_path / "summary.md").write_text("before\n")
     evaluated(runs, "--fail-if", "tail@256 > 1", capsys=capsys)
@@ -307,7 +307,7 @@ def test_a_target_says_how_far_as_a_factor_does(runs, capsys):
         assert (code, "--target" in said.err) == (2, True)
 
 
-def test_report_files(runs):
+def test_an_evaluation_writes_its_report_and_plots(runs):
     one = runs / "one"
     assert {file.name for file in (one / "plots").iterdir()} == {
         *("nll-by-position.png", "gain.png", "spectra.png")

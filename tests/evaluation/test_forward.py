@@ -195,7 +195,7 @@ def test_a_wrapped_head_is_not_taken_for_its_matrix():
     assert scorer.token_nll(ids)[1:] == pytest.approx(plain_nll(model, ids), abs=5e-5)
 
 
-def test_the_cap_matters_here():
+def test_a_model_without_its_soft_cap_gives_other_losses():
     """Without the cap the numbers are others: the test above can fail."""
     model, ids = tiny("gemma2", **KINDS["gemma2"]), random_ids(96)
     hidden = model.model(input_ids=torch.as_tensor(ids).long()[None]).last_hidden_state[0]
@@ -227,7 +227,7 @@ def test_a_slice_has_the_size_that_the_budget_allows():
     assert slice_for(1, 1000) == 16
 
 
-def test_sequences_of_any_length():
+def test_token_nll_is_right_for_any_length():
     model, scorer = tiny(), checked(tiny())
     for count in (1, 2, 15, 16, 17, 33):
         ids = random_ids(count)

@@ -424,7 +424,7 @@ def test_a_directory_is_made_from_the_model_inside_a_torch_wrapper(place, wrappe
         ropext.inspect(torch.nn.DataParallel(wrapped))
 
 
-def test_a_model_of_nowhere_wants_its_tokenizer(place):
+def test_evaluate_asks_for_the_tokenizer_of_a_model_without_a_path(place):
     with pytest.raises(UsageError, match=r"^give tokenizer="):
         ropext.evaluate(tiny(), **asked(place))
 

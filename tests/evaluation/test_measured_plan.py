@@ -217,7 +217,7 @@ def test_an_impossible_measurement_is_refused_by_name(place):
         measure(request_of(place / "bert", docs))
 
 
-def test_the_command_says_which_one_and_how_to_extend_with_it(place, found, capsys):
+def test_plan_measure_ends_with_the_extend_line_of_the_taken_method(place, found, capsys):
     asked = ("plan", str(place / "model"), "--factor", "4", "--measure", str(place / "docs.jsonl"))
     code, said = run(*asked, capsys=capsys)
     assert code == 0
@@ -248,7 +248,7 @@ def test_a_csv_of_the_ranking_has_its_numbers(found, capsys):
     assert f"take {ranking.taken}: " in said.err
 
 
-def test_how_documents_are_read_goes_with_measure_alone(place, capsys):
+def test_plan_refuses_options_of_documents_without_measure(place, capsys):
     code, said = run(
         "plan", str(place / "model"), "--factor", "4", "--max-docs", "3", capsys=capsys
     )

@@ -26,7 +26,7 @@ def test_page_cache_counts_as_free(machine):
     assert free_memory(CPU) == 80 * 1024
 
 
-def test_a_containers_limit_holds(machine):
+def test_free_memory_respects_a_containers_limit(machine):
     (machine / "memory.max").write_text("50000\n")
     (machine / "memory.current").write_text("20000\n")
     assert free_memory(CPU) == 30000

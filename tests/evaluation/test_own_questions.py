@@ -349,7 +349,7 @@ def test_two_functions_of_one_name_are_refused():
         named(first("a"), first("b"))
 
 
-def test_through_the_chat_template(tmp_path):
+def test_own_questions_go_through_the_chat_template(tmp_path):
     """The question is the user's turn, and the prefix begins the answer, as in RULER."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[to]"

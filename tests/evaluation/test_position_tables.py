@@ -117,7 +117,7 @@ def test_a_causal_mask_in_memory_grows_with_the_table():
     assert torch.allclose(model(input_ids=ids).logits[:, :32], short, atol=1e-6)
 
 
-def test_a_base_whose_rows_are_not_all_there_is_the_recorded_one(place, tmp_path):
+def test_the_recorded_base_is_read_if_the_grown_table_lacks_old_rows(place, tmp_path):
     ropext.extend(place / "base", tmp_path / "odd", method="linear", target=80, no_verify=True)
     base, own = line_up(str(tmp_path / "odd"), None, Evaluate(data="any")).variants
     assert (base.snapshot.directory, base.config) == (place / "base", None)

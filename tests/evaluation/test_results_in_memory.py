@@ -105,7 +105,7 @@ def test_the_result_has_the_verdicts_of_its_gates(yarn, pi):
         (lambda done: evaluate_demo({"a": 1}), "no column .*; there are a"),
     ],
 )  # fmt: skip
-def test_a_mistake_with_a_result_is_one_sentence(yarn, mistake, said):
+def test_a_wrong_use_of_a_result_gives_one_sentence(yarn, mistake, said):
     with pytest.raises(RopextError, match=said):
         mistake(yarn)
 

@@ -73,7 +73,7 @@ def same_files(one, other, *names):
 KEPT = ("results.json", "items.jsonl", "documents.json", "report.md", "report.html")
 
 
-def test_the_table_every_paper_prints(whole):
+def test_an_evaluation_compares_base_untouched_and_extended(whole):
     assert list(whole.results["variants"]) == ["base", "untouched", "pi-4x", "yarn-4x"]
     assert whole.results["context"] == CONTEXT
     assert whole.results["tail_tokens"] == 16
@@ -181,7 +181,7 @@ def test_interrupted_and_resumed_gives_the_same_bytes(place, whole):
     same_files(path, whole.path, *KEPT, "plots/nll-by-position.png")
 
 
-def test_an_interrupt_with_nothing_to_keep(place):
+def test_an_interrupt_without_kept_results_exits_with_130(place):
     with pytest.raises(NothingKept) as caught:
         evaluate(str(place / "model"), stop=lambda: True, **asked(place))
     assert caught.value.exit_code == 130
@@ -437,7 +437,7 @@ def test_the_time_of_the_first_unit_is_printed_and_kept(place, tmp_path):
     assert len((tmp_path / "run" / "used.log").read_text("utf-8").splitlines()) == 1
 
 
-def test_a_tokenizer_of_another_model(place, tmp_path):
+def test_evaluate_refuses_a_tokenizer_of_another_model(place, tmp_path):
     write_checkpoint(tmp_path / "model")
     small = tiny(vocab_size=128)
     small.save_pretrained(tmp_path / "model")
@@ -445,7 +445,7 @@ def test_a_tokenizer_of_another_model(place, tmp_path):
         evaluate(str(tmp_path / "model"), data=str(place / "docs.jsonl"), lengths="64")
 
 
-def test_a_tokenizer_that_is_not_there_is_not_made_up(place, tmp_path):
+def test_evaluate_names_missing_tokenizer_files(place, tmp_path):
     write_checkpoint(tmp_path / "model")
     (tmp_path / "model/tokenizer.json").unlink()
     (tmp_path / "model/tokenizer_config.json").unlink()
@@ -456,7 +456,7 @@ def test_a_tokenizer_that_is_not_there_is_not_made_up(place, tmp_path):
         evaluate(str(tmp_path / "model"), data=str(place / "docs.jsonl"), lengths="64")
 
 
-def test_a_tokenizer_file_that_is_too_new(place, tmp_path):
+def test_evaluate_refuses_a_tokenizer_json_that_is_too_new(place, tmp_path):
     write_checkpoint(tmp_path / "model")
     path = tmp_path / "model/tokenizer.json"
     held = json.loads(path.read_text())

@@ -196,7 +196,7 @@ def test_lengths_that_stock_mpt_does_not_read_are_refused(place, options):
         ropext.evaluate(place / "mpt", data=str(place / "data.jsonl"), lengths=lengths, **options)
 
 
-def test_a_context_far_above_the_stated_length(place, capsys):
+def test_eval_refuses_a_context_far_above_the_length_of_mpt_but_not_of_bloom(place, capsys):
     words = ["eval", place / "bloom", "--data", place / "data.jsonl", "--dry-run"]
     code, said = run(*words, "--context", 6 * CONTEXT, capsys=capsys)  # bounded by nothing
     assert (code, said.err.count("Traceback")) == (0, 0)

@@ -96,7 +96,7 @@ def test_inside_the_context_the_base_answers_as_the_untouched_model(demo):
         assert demo.values("base")[name] == demo.values("untouched")[name]
 
 
-def test_the_table_has_the_row(demo):
+def test_the_table_of_retrieval_has_the_truncated_baseline(demo):
     (table,) = demo.tables
     rows = {(row[0], row[1]): row for row in table.rows}
     header = list(table.header)

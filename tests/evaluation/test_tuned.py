@@ -35,7 +35,7 @@ def numbers(done, label):
 
 
 @pytest.mark.slow
-def test_a_tuned_checkpoint_and_its_base(place):
+def test_eval_compares_a_tuned_checkpoint_with_its_bases(place):
     import torch
 
     with torch.inference_mode(False):

@@ -21,7 +21,7 @@ def test_short_window_shows_between_half_and_all_of_the_context():
         assert window.end - window.begin <= 64
 
 
-def test_windows_by_hand():
+def test_strided_windows_equal_those_worked_by_hand():
     found = [(w.begin, w.end, w.first) for w in strided_windows(20, 8, 4)]
     assert found == [(0, 8, 1), (4, 12, 8), (8, 16, 12), (12, 20, 16)]
     assert hf_stride(1024) == 512

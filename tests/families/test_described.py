@@ -266,7 +266,7 @@ def test_a_config_that_differs_in_its_rope_alone_is_compared_with_stock_too(aske
     assert len(jobs) == 2
 
 
-def test_of_two_thetas_each_keeps_the_numbers_of_its_own(asked):
+def test_two_configs_of_an_unknown_type_keep_their_own_thetas(asked):
     """Both are opened before either is read."""
     other = NOVA | {"rope_theta": 600.0}
     stock.describe_unknown_types(NOVA)
@@ -336,7 +336,7 @@ def test_a_known_type_inside_an_unknown_one_stays_known(asked):
         read(outer)
 
 
-def test_an_answer_is_kept_by_all_of_the_childs_code(monkeypatch, tmp_path):
+def test_a_change_of_the_childs_code_drops_kept_answers(monkeypatch, tmp_path):
     folder = tmp_path / "proof"
     shutil.copytree(stock.CHILD.parent, folder)
     monkeypatch.setattr(stock, "CHILD", folder / "child.py")
@@ -402,7 +402,7 @@ def test_a_config_that_stock_cannot_build_is_reported(asked):
         read(NOVA)
 
 
-def test_code_of_a_strangers_own_is_not_run(asked):
+def test_a_config_with_auto_map_runs_no_code(asked):
     with pytest.raises(InputError, match="auto_map"):
         read(NOVA | {"auto_map": {"AutoConfig": "x.Y"}})
     assert not asked[0]
@@ -445,7 +445,7 @@ def named(text: str, old: str, new: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_type_of_tomorrow_is_inspected_planned_extended_and_proved(tmp_path):
+def test_an_unknown_type_is_inspected_planned_extended_and_proved(tmp_path):
     """One with partial rotation, one with an embedding for each type of layer."""
     import transformers
 

@@ -62,7 +62,7 @@ def stated(config, **more):
 
 
 @pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
-def test_stock_turns_as_before_below_the_old_length(config):
+def test_length_only_changes_no_rotation_below_the_old_length(config):
     before = families.read(config)
     made = stated(config)
     # An input within the original length too, for which a longrope has a set of its own.
@@ -99,7 +99,7 @@ def text_types():
 
 
 @pytest.mark.slow
-def test_every_type_of_the_census():
+def test_length_only_keeps_the_spectrum_of_every_known_type():
     """Stock builds the same from the config with the longer length."""
     stock, wrong, built = Stock(), [], 0
     for model_type in text_types():

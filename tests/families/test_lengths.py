@@ -130,7 +130,7 @@ def test_a_length_that_no_key_states_is_not_guessed(name):
             assert made.main.rope.original_context == original
 
 
-def test_from_the_original_of_vicuna():
+def test_from_original_divides_vicuna_from_the_context_of_llama_2():
     """PI to 32k from Llama 2's 4k divides by 8, however its config states its 16k."""
     plain = [10000.0 ** (-2 * i / 32) for i in range(16)]
     wish = Extend(method="pi", target=32768, context=16384, from_original=True)

@@ -68,7 +68,7 @@ def test_every_form_keeps_the_scale_of_the_queries(method: str, from_original: b
 
 
 @pytest.mark.parametrize("method", [name for name in scaling.METHODS if name != "abf"])
-def test_a_form_that_wants_another_length_gives_way(method: str) -> None:
+def test_a_rope_type_that_needs_another_original_length_is_not_chosen(method: str) -> None:
     factors = tuple(1 + i / 5 for i in range(16)) if method == "longrope" else None
     wish = Extend(method=method, factor=4, pair_factors=factors)
     plan = make_plan(PLAIN, wish)
@@ -76,7 +76,7 @@ def test_a_form_that_wants_another_length_gives_way(method: str) -> None:
     assert plan.main.params["rope_type"] not in ("yarn", "llama3")
 
 
-def test_a_spelling_that_lacks_it_is_reported() -> None:
+def test_a_spelling_without_the_logit_scale_is_refused() -> None:
     bare = {k: v for k, v in PLAIN["rope_parameters"].items() if k != "llama_4_scaling_beta"}
     with pytest.raises(InputError, match=r"llama_4_scaling_beta is None but .* is 0\.1"):
         families.read(PLAIN | {"rope_scaling": bare})

@@ -73,12 +73,12 @@ def run(model_type, directory):
 
 
 @pytest.mark.parametrize("model_type", QUICK)
-def test_the_line_of_a_few(tmp_path, model_type):
+def test_the_printed_serve_lines_of_a_few_types_work(tmp_path, model_type):
     assert run(model_type, tmp_path) == []
 
 
 @pytest.mark.slow
-def test_the_line_of_every_type(tmp_path):
+def test_the_printed_serve_lines_of_every_type_work(tmp_path):
     wrong, printed = {}, 0
     for model_type in rotary_types():
         try:

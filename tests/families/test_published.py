@@ -30,7 +30,7 @@ def stock():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_stock_agrees(stock, name):
+def test_stock_reads_published_configs_as_ropext_does(stock, name):
     base = config(name)
     model = families.read(base)
     if model.model_type not in stock.tasks:
@@ -180,7 +180,7 @@ def test_a_plan_that_differs_names_the_authors_setting(name, said):
         assert ": --method yarn --from-original --factor 32 --no-truncate; https://" in again
 
 
-def test_a_shape_that_only_looks_alike_is_not_spoken_of():
+def test_a_model_of_similar_shape_gets_no_note_about_its_authors():
     """Llama 3.2 has the length of 3.1 and a factor of 32; a Qwen of another theta is none."""
     llama = config("Llama 3.1")
     llama["rope_scaling"] = llama["rope_scaling"] | {"factor": 32.0}
@@ -202,7 +202,7 @@ def test_every_recipe_names_its_source():
     assert all(other["date"].startswith("2026") for other in others)
 
 
-def test_layers_that_the_authors_leave_alone_stay():
+def test_layers_that_the_authors_do_not_scale_stay_unscaled():
     windowed = planned("Laguna")[0].config["rope_parameters"]["sliding_attention"]
     assert (windowed["rope_type"], windowed["rope_theta"]) == ("default", 10000.0)
     assert "factor" not in windowed

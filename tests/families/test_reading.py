@@ -200,7 +200,7 @@ def test_the_given_dict_is_left_alone(name):
     assert json.dumps(base) == before
 
 
-def test_diff_names_paths():
+def test_diff_lists_the_paths_of_changed_keys():
     edits = families.diff({"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 1, "c": 3}, "e": None})
     assert [(e.path, e.before, e.after) for e in edits] == [
         (("a", "c"), 2, 3),
@@ -269,7 +269,7 @@ def test_other_schemes_are_refused_by_name(model_type):
         families.read(LLAMA | {"model_type": model_type})
 
 
-def test_conditions_that_turn_rotation_off():
+def test_configs_without_rotation_are_refused():
     for bad in (
         {"model_type": "falcon", "alibi": True},
         {"model_type": "zamba2", "use_mem_rope": False},
@@ -319,7 +319,7 @@ def test_a_transformers_5_save_has_lost_its_theta():
     assert families.check_spellings(families.respell(saved)) == []
 
 
-def test_keys_that_loaders_cannot_read_are_named():
+def test_check_spellings_names_keys_that_engines_misread():
     qwen = config("Qwen2.5 with its card's YaRN") | {"model_max_length": 1024}
     qwen["rope_scaling"] = qwen["rope_scaling"] | {"factor": 4}
     said = {p.key: p.sentence for p in families.check_spellings(qwen)}
@@ -353,7 +353,7 @@ def test_every_fault_that_can_be_mended_is_an_edit_of_the_respelling():
     assert families.check_spellings(families.respell(faulty)) == []
 
 
-def test_obstacles():
+def test_a_window_is_named_as_an_obstacle():
     for name, bad in {
         "window": {"model_type": "mistral", "sliding_window": 128},
         "windowed layers": {"model_type": "cohere2", "sliding_window": 128},
@@ -486,7 +486,7 @@ def test_kv_cache_by_layer(name):
     assert model.kv_bytes(1 << 20) == (1 << 20) * sum(whole) + window * sum(windowed)
 
 
-def test_a_window_of_0_is_none():
+def test_a_sliding_window_of_0_is_read_as_none():
     """As stock saves Qwen2-MoE, which has none."""
     assert families.read({"model_type": "qwen2_moe", "sliding_window": 0}).sliding_window is None
 

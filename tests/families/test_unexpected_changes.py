@@ -74,7 +74,7 @@ def test_no_plan_changes_an_unrelated_key(model_type):
         (["layer_types", "sliding_window"], ["layer_types", "sliding_window"]),
     ],
 )
-def test_keys_by_name(changed, unexpected):
+def test_unexpected_changes_lists_keys_that_no_extension_writes(changed, unexpected):
     model = families.read(tiny.modern("llama"))
     assert families.unexpected_changes(model, changed) == unexpected
 

@@ -30,7 +30,7 @@ def planned(config, **options):
 
 
 @pytest.mark.parametrize(("config", "method"), MODELS.values(), ids=MODELS)
-def test_both_ways_are_shown(config, method):
+def test_a_plan_shows_the_way_with_training_and_the_one_without(config, method):
     made = planned(config)
     on, one = made.ways
     assert on.condition == TRAINED

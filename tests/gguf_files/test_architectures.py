@@ -45,7 +45,7 @@ def made(path, arch, more=None, **tensors):
 
 
 @pytest.mark.parametrize("arch", NEW)
-def test_yarn_is_the_papers(tmp_path, arch):
+def test_yarn_of_new_architectures_is_the_papers(tmp_path, arch):
     path, dim = made(tmp_path / "m.gguf", arch), NEW[arch][1]
     theta = (making.LLAMA | NEW[arch][0])["rope.freq_base"]
     ropext.extend(str(path), tmp_path / "o.gguf", factor=4.0, method="yarn")
@@ -199,7 +199,7 @@ def test_a_gpt_oss_of_ollamas_converter_is_a_yarn_and_its_copy_is_refused_there(
         ("jan", "qwen3", "yarn", "not measured"),
     ],
 )
-def test_for_answers_for_each_program_that_runs_a_file(tmp_path, name, arch, method, verdict):
+def test_for_accepts_or_refuses_each_program_that_runs_ggufs(tmp_path, name, arch, method, verdict):
     path = made(tmp_path / "m.gguf", arch, NEW.get(arch, ({},))[0])
     options = {"factor": 4.0, "method": method}
     found = inspecting.plan(str(path), **options)
@@ -213,7 +213,7 @@ def test_for_answers_for_each_program_that_runs_a_file(tmp_path, name, arch, met
         inspecting.plan(str(path), for_loaders=name, **options)
 
 
-def test_a_llama_with_experts_is_a_mixtral_to_whom_it_matters(tmp_path):
+def test_mistral_rs_reads_a_llama_with_experts_as_mixtral(tmp_path):
     path = making.write(tmp_path / "m.gguf", "llama", making.LLAMA | {"expert_count": 8})
     found = inspecting.plan(str(path), factor=4.0, method="pi").readings
     said = {own.loader: own for own in found}
@@ -270,7 +270,7 @@ def test_the_cache_of_a_gemma_4_is_that_of_its_directory(tmp_path, heads, shared
         ("gemma3", 0, []),
     ],
 )
-def test_which_layers_see_a_window(tmp_path, arch, pattern, full):
+def test_the_windowed_layers_are_those_of_llama_cpp(tmp_path, arch, pattern, full):
     """As load_swa_pattern and set_swa_pattern of llama.cpp have it."""
     more = {"block_count": 8, "attention.sliding_window": 32}
     if pattern is not None:

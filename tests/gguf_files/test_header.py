@@ -79,7 +79,7 @@ def number(form, value):
     return struct.pack(f"<{form}", value)
 
 
-def test_files_of_other_kinds_and_versions(path):
+def test_read_gguf_refuses_other_kinds_and_versions(path):
     whole = path.read_bytes()
     for data, said in [
         (b"PK\3\4" + whole[4:], "does not begin with GGUF"),
@@ -106,7 +106,7 @@ def test_every_truncation_is_refused(path):
     assert read_gguf(path).end == own.end
 
 
-def test_lengths_beyond_the_file(path):
+def test_read_gguf_refuses_lengths_beyond_the_file(path):
     keys = {"x.list": 4, "x.texts": 4, "tokenizer.ggml.tokens": 4, "x.text": 0}
     whole = path.read_bytes()
     for key, shift in keys.items():
@@ -129,7 +129,7 @@ def test_a_list_of_a_thousand_million_texts_is_refused_without_reading_them(tmp_
         read_gguf(path)
 
 
-def test_the_same_key_or_tensor_twice(path):
+def test_read_gguf_refuses_a_key_or_tensor_that_occurs_twice(path):
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"x.uint32", b"x.uint16"))
     with pytest.raises(InputError, match=r"x\.uint16 occurs twice"):
@@ -140,7 +140,7 @@ def test_the_same_key_or_tensor_twice(path):
 
 
 @pytest.mark.parametrize("offset", [1, 16, 32, 1 << 40])
-def test_tensors_that_are_not_aligned_or_overlap(path, offset):
+def test_read_gguf_refuses_tensors_that_overlap_or_are_not_aligned(path, offset):
     own = read_gguf(path)
     name = b"blk.0.attn_norm.weight"
     place = path.read_bytes().index(name) + len(name) + 4 + 8 + 4
@@ -152,7 +152,7 @@ def test_tensors_that_are_not_aligned_or_overlap(path, offset):
             read_gguf(path)
 
 
-def test_dimensions_and_types_out_of_range(path):
+def test_read_gguf_refuses_dimensions_and_types_out_of_range(path):
     name = b"blk.0.attn_norm.weight"
     place = path.read_bytes().index(name) + len(name)
     for shift, form, wrong in ((0, "I", 5), (4, "Q", 1 << 63), (12, "I", 300)):
@@ -190,14 +190,14 @@ def test_a_type_that_is_newer_than_the_table_is_carried(tmp_path):
         ("attention.key_length", 1 << 30, "key_length is"),
     ],
 )
-def test_values_that_a_model_cannot_have(tmp_path, key, item, said):
+def test_inspect_refuses_impossible_values_of_a_gguf(tmp_path, key, item, said):
     path = making.write(tmp_path / "model.gguf", metadata=making.LLAMA | {key: item})
     with pytest.raises(InputError, match=said) as caught:
         inspecting.inspect(str(path))
     assert str(caught.value).startswith(str(path))
 
 
-def test_files_that_cannot_be_inspected(tmp_path):
+def test_inspect_refuses_unknown_architectures_and_adapters(tmp_path):
     path = making.write(tmp_path / "a.gguf", "frobnicate")
     with pytest.raises(UnsupportedModel, match="'frobnicate' is not in ropext's table"):
         inspecting.inspect(str(path))
@@ -226,7 +226,7 @@ def test_a_refusal_speaks_of_the_file(tmp_path):
     assert str(caught.value).startswith(f"{path}, its metadata as a config: ")
 
 
-def test_rope_factors_that_do_not_fit(tmp_path):
+def test_inspect_refuses_rope_factors_of_a_wrong_shape_or_type(tmp_path):
     for row, said in [
         (np.ones(5, np.float32), "one number for each of 8 pairs"),
         (np.zeros(8, np.float32), "numbers above 0"),

@@ -168,7 +168,7 @@ def test_a_gguf_is_written_as_a_directory_that_transformers_loads(
     assert [path.name for path in out.parent.iterdir()] == ["directory"]
 
 
-def test_refusals_of_as_directory(models, tmp_path, capsys):
+def test_as_directory_refuses_options_that_do_not_fit(models, tmp_path, capsys):
     out = tmp_path / "out"
     for words, reason in (
         ((DEMO, "--factor", "2"), "is no GGUF"),

@@ -76,7 +76,7 @@ def test_ggml_computes_the_plan(base, tmp_path, options):
 
 
 @pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
-def test_all_else_is_as_it_was(base, tmp_path, options):
+def test_extending_a_gguf_changes_only_rope_keys(base, tmp_path, options):
     out = tmp_path / "long.gguf"
     extend(base, out, **options)
     before, after = ggml.keys(base), ggml.keys(out)
@@ -742,7 +742,7 @@ def killed_at(step, base, out):
 
 
 @pytest.mark.slow
-def test_killed_at_every_step(base, tmp_path):
+def test_extending_a_gguf_killed_at_any_step_leaves_a_whole_file_or_none(base, tmp_path):
     extend(base, tmp_path / "truth.gguf", method="llama3")
     extend(base, tmp_path / "old.gguf", method="pi")
     truth, old = (tmp_path / "truth.gguf").read_bytes(), (tmp_path / "old.gguf").read_bytes()
@@ -771,7 +771,7 @@ def test_killed_at_every_step(base, tmp_path):
     assert len(seen) > 2
 
 
-def test_the_file_system_is_full(base, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_gguf(base, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 

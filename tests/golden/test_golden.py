@@ -45,7 +45,7 @@ def found(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in CASES])
-def test_the_answer_is_as_it_was(found, name):
+def test_the_output_of_a_command_equals_its_transcript(found, name):
     wanted = (HERE / f"{name}.txt").read_text("utf-8")
     different = transcript.differences(found[name], wanted)
     assert not different, "\n".join(different[:20])

@@ -60,7 +60,7 @@ def test_a_target_must_be_above_the_context():
 
 
 @pytest.mark.parametrize("given", [131072, 131072.0, "131072", "128k", "0.125M", " 128K "])
-def test_a_length_is_a_number_or_one_with_a_k(given):
+def test_a_length_option_takes_a_number_or_128k(given):
     assert Extend(target=given, context=given).target == 128 * 1024
     fit = Fit(target=131072, strategy="pose", window=given, batch_tokens=given)
     assert fit.window == fit.batch_tokens == 128 * 1024
@@ -212,7 +212,7 @@ class Later(Evaluate):
     place: Content[str] = "here"
 
 
-def test_an_option_that_says_nothing_of_itself_decides_the_numbers():
+def test_an_option_without_a_mark_decides_the_numbers():
     options = Later(data="a.txt", device="cpu", new=2, place="there")
     numbers, content = options.deciding(NUMBERS), options.deciding(CONTENT)
     assert (numbers["new"], content["place"], content["data"]) == (2, "there", "a.txt")

@@ -136,7 +136,7 @@ def test_null_is_not_given():
     assert (found.finetune, found.revision) == (None, None)
 
 
-def test_places_count_from_the_recipe(tmp_path, monkeypatch):
+def test_paths_in_a_recipe_are_relative_to_its_folder(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "mine").mkdir()
     text = "model: {}\nextend: {{}}\nfinetune: {{data: {}}}\n"

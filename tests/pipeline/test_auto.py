@@ -86,7 +86,7 @@ def test_an_impossible_choice_is_refused_before_a_weight_is_fetched(tmp_path, mo
 
 
 @pytest.mark.parametrize("words", [("--data", "x"), ("--within", "yarn")])
-def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
+def test_options_of_method_auto_are_refused_without_it(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
     code, heard = run("extend", "ropext://demo", "--factor", "2", *words, "-o", "o", capsys=capsys)
     assert code == 2
@@ -300,7 +300,7 @@ def test_card_record_and_report_carry_the_verdict(made):
 
 
 @pytest.mark.slow
-def test_a_second_run_does_nothing(made, monkeypatch, capsys):
+def test_a_second_run_of_method_auto_does_nothing(made, monkeypatch, capsys):
     monkeypatch.chdir(made)
     before = {p: p.read_bytes() for p in made.rglob("*") if p.is_file() and p.name != "log.txt"}
     words = (*AUTO, "--data", str(made / "data.jsonl"), "-o", "out", *CHEAP)
@@ -335,7 +335,7 @@ def test_an_interrupted_choice_reads_nothing_twice(made, tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_a_model_that_nothing_helps_is_left_as_it_is(tmp_path, monkeypatch, capsys):
+def test_method_auto_leaves_a_random_model_unextended(tmp_path, monkeypatch, capsys):
     """Every form of a model with random weights predicts alike: chance."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -388,7 +388,9 @@ def test_a_verdict_follows_from_the_facts_of_the_model(
 
 
 @pytest.mark.slow
-def test_a_model_that_extending_helps_with_one_file_for_all(tmp_path, monkeypatch, capsys):
+def test_method_auto_divides_one_file_into_training_choice_and_verdict(
+    tmp_path, monkeypatch, capsys
+):
     """The verdict is positive and comes from documents that nothing else has read. A second run
     with other documents for it, and a third without, give each its own."""
     monkeypatch.chdir(tmp_path)

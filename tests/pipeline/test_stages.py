@@ -59,7 +59,7 @@ def bytes_of(directory):
     }
 
 
-def test_a_second_run_does_nothing(tmp_path):
+def test_a_second_run_skips_all_stages(tmp_path):
     first, _ = go()
     assert first.stages == {"plan": "done", "extend": "done", "report": "done"}
     before = {p: os.stat(p).st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
@@ -239,7 +239,7 @@ def test_an_edited_recipe_in_the_run_s_folder_is_kept(tmp_path):
     assert kept.read_text() == written
 
 
-def test_from_and_only(tmp_path):
+def test_from_and_only_choose_the_stages(tmp_path):
     with pytest.raises(UsageError, match=r"^only report needs plan, which is not done"):
         go(only="report")
     done, _ = go(only="plan")

@@ -62,7 +62,7 @@ def test_a_server_that_reads_everything_finds_everything(tmp_path, capsys) -> No
     assert told["variants"]["port"]["reached"]["by_interval"] == 0
 
 
-def test_the_same_questions_on_cut_text(tmp_path, capsys) -> None:
+def test_the_truncated_baseline_of_a_server_answers_the_same_questions(tmp_path, capsys) -> None:
     """Of five depths in 1,024 tokens the window of 256 keeps those at the end: 0.75 is at its edge,
     and 1 inside."""
     fake = Fake(limit=4096)
@@ -139,7 +139,7 @@ def test_quick_leaves_given_lengths_and_items_alone(capsys) -> None:
         (256, 1024, (256, 512, 1024)),
     ],
 )
-def test_the_three_lengths_of_quick(window, limit, lengths) -> None:
+def test_quick_lengths_are_the_context_the_limit_and_one_between(window, limit, lengths) -> None:
     assert quick_lengths(window, limit) == lengths
 
 
@@ -203,7 +203,7 @@ def test_a_cut_that_neither_usage_nor_the_first_word_shows_is_remarked(tmp_path,
     assert 0 < kept["variants"]["port"]["metrics"]["found@1024"]["value"] < 1
 
 
-def test_a_server_that_repeats_the_first_word_is_remarked_upon_by_nothing(capsys) -> None:
+def test_a_server_that_repeats_the_first_word_gets_no_remark(capsys) -> None:
     """It reports no usage and misses the first half of a text that it was given whole."""
 
     def blind(text: str) -> str:

@@ -102,7 +102,7 @@ def test_a_changed_file_is_noticed(tmp_path, capsys):
     assert told["variants"]["port"]["metrics"]["doors@512"]["value"] == pytest.approx(7 / 12)
 
 
-def test_with_a_task_of_ropext_and_a_function(capsys):
+def test_a_server_answers_a_bundled_task_and_a_function(capsys):
     def doors(context, length, seed):
         assert context == 256
         return [(prompt(number, length // 2), [f"{number}7{number}"]) for number in range(3)]

@@ -109,7 +109,7 @@ def test_each_engine_tells_every_loss_of_a_prompt(by_ids, stock) -> None:
     assert short[256:384] == pytest.approx(-np.array(stock(second))[127:], abs=1e-6)
 
 
-def test_it_is_compared_with_the_directory_on_the_same_tokens(
+def test_compare_reads_a_server_and_its_directory_on_the_same_tokens(
     of_directory, of_port, capsys
 ) -> None:
     words = ("compare", f"{of_directory}:untouched", f"{of_port}:port", "--json")

@@ -57,7 +57,9 @@ def verified(capsys, directory, url: str, *options: object) -> tuple[int, dict, 
     ],
     ids=["on", "off", "off in noise", "lost in noise"],
 )
-def test_three_ends(asked, plain_answers, wanted, says, directory, capsys) -> None:
+def test_verify_plain_finds_a_scaling_on_off_or_unknown(
+    asked, plain_answers, wanted, says, directory, capsys
+) -> None:
     requests: list = []
     with (
         serving("vllm", asked, 4096) as url,
@@ -100,7 +102,7 @@ def test_a_gap_is_over_all_candidates() -> None:
     assert plain_server.candidates_gap(left, nameless) == pytest.approx((0.2 + 1.4) / 2)
 
 
-def test_a_tolerance_goes_with_a_server(directory, capsys) -> None:
+def test_verify_refuses_a_tolerance_without_a_server(directory, capsys) -> None:
     code, told = run("verify", directory, "--tolerance", "0.1", capsys=capsys)
     assert code == 2
     assert "give --endpoint URL too" in told.err

@@ -37,7 +37,7 @@ REACH = {
 }
 
 
-def test_there_is_a_recipe_for_each_use():
+def test_the_bundled_recipes_are_the_listed_ones():
     assert {path.stem for path in RECIPES} == set(REACH)
     assert list(bundled.recipes()) == sorted(REACH)
 

@@ -15,7 +15,7 @@ VALUES = (Value(1.0, None, None, 1), Value(2.0, None, None, 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_name_is_drawn_without_a_word(name):
+def test_pictures_draw_any_name_without_a_warning(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         line = Curve(name, (16.0, 128.0), VALUES)

@@ -39,7 +39,7 @@ def test_markdown_cells_cannot_break_out():
     assert row == "| &lt;img src=x&gt;\\|\\`x\\` |"
 
 
-def test_numbers_as_people_read_them():
+def test_value_cell_rounds_numbers_for_readers():
     assert value_cell(Value(8.4123, 0.05, (8.31, 8.51), 9)) == "8.412 ±0.100"
     assert value_cell(Value(0.25, 0.1, (0.1, 0.4), 9), 2, sign=True) == "+0.25 ±0.15"
     assert value_cell(Value(8.4, None, None, 3, (8.1, 9.0))) == "8.400 (8.100…9.000)"

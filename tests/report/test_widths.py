@@ -38,7 +38,7 @@ def too_long(shown):
 
 
 @pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
-def test_a_recorded_answer(path):
+def test_no_line_of_a_transcript_is_too_long(path):
     answer = path.read_text("utf-8").partition("--- stdout\n")[2].partition("\n--- stderr")[0]
     if not answer.startswith(("{", "[")):
         assert too_long(answer) == []
@@ -46,7 +46,7 @@ def test_a_recorded_answer(path):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("method", [None, "pi", "ntk", "by-parts", "yarn", "llama3"])
-def test_a_plan(name, method):
+def test_no_line_of_a_plan_is_too_long(name, method):
     for more in ({"factor": 4.0}, {"target": 300_000, "from_original": True}):
         try:
             made = plan_config(MODELS[name], Extend(method=method, even_so=True, **more))
@@ -56,7 +56,7 @@ def test_a_plan(name, method):
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "mistral3", "qwen3"])
-def test_a_plan_of_a_file(tmp_path, monkeypatch, arch):
+def test_no_line_of_the_plan_of_a_gguf_is_too_long(tmp_path, monkeypatch, arch):
     monkeypatch.chdir(tmp_path)
     making.write(Path("model.gguf"), arch)
     for method in ("pi", "ntk", "yarn"):

@@ -45,7 +45,7 @@ VALUES = {
         ("effective_context.multi-key.value <= 16k", False),
     ],
 )
-def test_the_worse_end_decides(text, passed):
+def test_a_gate_uses_the_worse_end_of_the_interval(text, passed):
     gate = parse_gate(text)
     assert check_gate(gate, "yarn-4x", VALUES).passed is passed
 
@@ -111,7 +111,7 @@ def test_twenty_questions_answered_alike_do_not_show_that_nothing_is_lost():
     assert "no interval (n = 7); measure 8 haystacks or more" in told
 
 
-def test_parts_of_a_gate():
+def test_parse_gate_splits_a_gate_into_its_parts():
     gate = parse_gate("yarn-4x:tail@32k >0.05 vs runs/last week")
     assert (gate.variant, gate.metric, gate.op, gate.limit) == ("yarn-4x", "tail@32768", ">", 0.05)
     assert gate.run == "runs/last week"

@@ -48,7 +48,7 @@ def test_a_clear_winner_is_taken_whatever_is_preferred():
     assert found.tail("better").value == pytest.approx(math.exp(3.5), rel=1e-6)
 
 
-def test_a_tie_is_said_and_the_preferred_one_taken():
+def test_a_ranking_names_a_tie_and_takes_the_preferred_method():
     levels, sway = np.linspace(2, 5, 10), np.array([0.3, -0.3] * 5)
     contenders = {"odd": levels, "plain": levels + sway + 0.01, "far": levels + 1}
     found = ranked(("plain", "far", "odd"), **contenders)

@@ -31,7 +31,7 @@ from ropext.results.rules import compare_text
 from ropext.results.values import Bootstrap, Value, wilson_share
 
 
-def test_lengths():
+def test_parse_lengths_reads_ascending_lengths_with_a_k():
     assert parse_lengths("4k, 8k,1m") == (4096, 8192, 1048576)
     assert parse_length("0.5k") == 512
     assert length_text(32768) == "32k"
@@ -85,7 +85,7 @@ def setting():
     return rng, frame, own
 
 
-def test_identities_of_the_numbers(setting):
+def test_text_values_follow_from_the_losses(setting):
     rng, frame, own = setting
     nll = arrays(rng, 12, 256)
     base = arrays(rng, 12, 256, level=2.5)
@@ -157,7 +157,7 @@ def test_lengths_shorter_than_the_tail_do_not_count_in_the_effective_context(set
     assert replace(late, lengths=(32,)).effective_context(reading, basis).value == 0
 
 
-def test_truncation_that_beats_the_extension_is_said_in_words(setting):
+def test_a_verdict_names_lengths_at_which_truncation_is_better(setting):
     _, frame, _ = setting
     values = {
         "gain@128": Value(-0.4, 0.01, (-0.42, -0.38), 12),
@@ -259,7 +259,7 @@ def item(task="passkey", length=64, depth=0.5, index=0, exact=True, nll=0.1):
     )
 
 
-def test_retrieval_numbers():
+def test_retrieval_values_are_shares_with_wilson_intervals():
     items = [item(index=k, exact=k < 9) for k in range(10)]
     items += [item(length=128, index=k, exact=k < 8, nll=0.5) for k in range(10)]
     items += [item(length=256, index=k, exact=k < 7) for k in range(10)]
@@ -341,7 +341,7 @@ def test_a_task_that_is_never_done_has_no_reach():
     assert values["effective_context.passkey"].value == 0
 
 
-def test_a_heading_says_of_which_lengths_the_tail_is_all_there_is():
+def test_a_heading_names_lengths_that_are_no_longer_than_the_tail():
     tail_text = ALL_TOKENS.tail_text
     assert tail_text(1024, (1024, 4096)) == "the last 1024 tokens before each length"
     assert tail_text(1024, (512, 1024, 4096)) == (

@@ -31,7 +31,7 @@ def test_an_older_run_is_read_as_it_was_written():
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_its_numbers_follow_from_its_arrays_and_answers(label):
+def test_the_numbers_of_a_recorded_run_follow_from_its_arrays_and_answers(label):
     run = read_run(RUN)
     metrics = json.loads((RUN / "results.json").read_text("utf-8"))["variants"][label]["metrics"]
     model = replace(run.models[label], numbers=None)
@@ -42,7 +42,7 @@ def test_its_numbers_follow_from_its_arrays_and_answers(label):
         assert value.n == metrics[name]["n"]
 
 
-def test_its_models_are_compared():
+def test_the_models_of_a_recorded_run_are_compared():
     compared = compare_runs([f"{RUN}:base", f"{RUN}:untouched", f"{RUN}:yarn-2x"])[1]
     tails = compared.tables[0]
     assert [row[0] for row in tails.rows] == [*LABELS, "winner"]

@@ -76,7 +76,7 @@ def test_a_key_that_a_model_or_an_answer_lacks_is_named_with_its_file(tmp_path):
         _read_measurement(tmp_path, {}, recorded)
 
 
-def test_what_is_not_a_number_is_read_back_as_such(tmp_path):
+def test_results_json_keeps_infinity_and_nan(tmp_path):
     """JSON has neither infinity nor not-a-number."""
     exploded = Value(float("inf"), None, (1.0, float("inf")), 8)
     cell = HeatCell(64, None, exploded, float("nan"))

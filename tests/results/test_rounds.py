@@ -24,20 +24,20 @@ def measured(**losses):
     return Measurement(FRAME, models)
 
 
-def test_the_lowest_stands_first():
+def test_loss_standing_sorts_models_by_loss():
     done = loss_standing(measured(a=[3, 3, 3, 3], b=[1, 2, 1, 2], c=[2, 2, 2, 2], d=[9, 9, 9, 9]))
     assert done.documents == 4
     assert list(done.behind) == ["b", "c", "a", "d"]
     assert [own.value for own in done.behind.values()] == [0, 0.5, 1.5, 7.5]
 
 
-def test_who_is_surely_behind_is_not_alike():
+def test_a_model_that_is_surely_behind_is_not_tied():
     close = [1.1, 0.9] * 4  # the mean of a, spread about it
     done = loss_standing(measured(a=[1.0] * 8, b=close, c=[1.004] * 8, d=[3.0] * 8))
     assert set(done.alike) == {"a", "b"}  # c is always 0.004 behind
 
 
-def test_so_small_a_difference_is_none():
+def test_a_difference_below_a_thousandth_is_a_tie():
     done = loss_standing(measured(a=[1.0] * 8, b=[1.0009] * 8, c=[1.0011] * 8))
     assert done.alike == ("a", "b")
 
@@ -50,7 +50,7 @@ def test_a_tie_is_within_half_a_percent_of_the_lowest_loss():
     assert done.alike == ("a", "near")
 
 
-def test_why():
+def test_choice_reason_names_the_loss_and_the_runner_up():
     done = loss_standing(measured(a=[1.0] * 8, b=[1.5] * 8))
     assert choice_reason(done, "a") == (
         "lowest loss at the target on 8 documents, 0.5000 nats per token below b"

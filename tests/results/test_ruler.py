@@ -122,7 +122,7 @@ def test_what_no_model_can_do_in_its_window_is_not_measurable():
     assert unmeasurable_tasks({"m": passkey}, CONTEXT) == {}
 
 
-def test_gates_about_the_mean():
+def test_gates_on_the_mean_of_ruler_need_all_thirteen_tasks():
     metrics = GateMetrics(Evaluate(tasks=("vt", "cwe")), ("yarn-4x",), (4096,))
     metrics.check([parse_gate("ruler@4k<0.85")])
     # A threshold for all thirteen says nothing about two; a step of a grid has no interval.

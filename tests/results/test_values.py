@@ -156,7 +156,7 @@ def test_skew_moves_the_end_on_the_side_of_the_far_document_alone():
         (0.001, 7, 4.785290),
     ],
 )
-def test_student(risk, degrees, t):
+def test_student_t_equals_the_published_table(risk, degrees, t):
     assert student_t(risk, degrees) == pytest.approx(t, rel=1e-3)
 
 
@@ -200,7 +200,7 @@ def test_one_sided_end_is_below_the_two_sided_one():
     ("successes", "n", "low", "high"),
     [(20, 20, 0.8389, 1.0), (10, 10, 0.7225, 1.0), (0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634)],
 )
-def test_wilson(successes, n, low, high):
+def test_wilson_share_gives_wilsons_interval(successes, n, low, high):
     value = wilson_share(successes, n)
     assert value.value == successes / n
     assert value.ci95 == pytest.approx((low, high), abs=1e-4)
@@ -277,14 +277,14 @@ def test_values_survive_json_and_nothing_is_not_a_number_there():
     assert read_values(Value, values_json(ranged), "x") == ranged
 
 
-def test_on_which_side_of_zero_an_interval_lies():
+def test_the_sign_of_a_value_follows_its_interval():
     assert Value(1, 0.1, (0.8, 1.2), 9).sign == 1
     assert Value(-1, 0.1, (-1.2, -0.8), 9).sign == -1
     assert Value(1, 1, (-0.8, 2.2), 9).sign == 0
     assert Value(1, None, None, 3, (0.5, 2)).sign == 0
 
 
-def test_as_many_as_would_decide_are_never_fewer_than_there_are():
+def test_deciding_names_at_least_one_more_than_was_measured():
     value = Value(0.5, 0.1, (0.3, 0.7), 104)
     assert value.deciding(1.0, 1.0) == "110"  # 105 rounded up to two digits
     assert replace(value, n=160).deciding(1.01, 1.0) == "170"  # 160 * 1.0201 = 163.2
@@ -376,7 +376,7 @@ def test_an_interval_of_a_difference_holds_it_though_one_model_finds_all(
 @pytest.mark.parametrize(
     ("right", "limit", "least"), [(40, 0.9, 132), (40, 0.8, 59), (38, 0.9, 526), (0, 0.1, 132)]
 )
-def test_as_many_questions_as_would_decide(right, limit, least):
+def test_deciding_questions_is_the_least_number_that_decides(right, limit, least):
     value = wilson_share(right, 40, 40 / 3.8)
 
     def passes(asked):
@@ -390,7 +390,7 @@ def test_as_many_questions_as_would_decide(right, limit, least):
     assert fewer < least or not passes(wilson_share(right / 40 * fewer, fewer, fewer / 3.8))
 
 
-def test_as_many_questions_as_would_decide_a_difference():
+def test_deciding_questions_of_a_difference_is_the_least_number():
     """Two models that answer 20 questions alike: Wilson's end z² / (n + z²) is .02 at 189."""
     value = paired_difference(0, 0, 20)
     assert value.deciding_questions(lambda asked: asked.ci95[0] >= -0.02) == "190"

@@ -319,7 +319,7 @@ def test_a_function_gives_the_whole_spectrum_even_for_a_scaled_model(folder):
         ("mine.py:mixed", "is not a method"),
     ],
 )
-def test_a_mistake_is_one_sentence(folder, run, name, said):
+def test_a_wrong_custom_method_gives_one_sentence(folder, run, name, said):
     code, printed, wrong = run("plan", "ropext://demo", "--factor", "4", "--method", name)
     assert (code, printed) == (2, "")
     assert said in wrong

@@ -34,7 +34,7 @@ MODEL = {
 
 
 @pytest.mark.parametrize("page", make_tables.TABLES)
-def test_a_page_holds_its_table_as_it_is(page: str) -> None:
+def test_the_generated_tables_of_the_pages_are_up_to_date(page: str) -> None:
     text = (DOCS.parent / page).read_text("utf-8")
     assert text == make_tables.renewed(page), "run: python scripts/make_tables.py"
 

@@ -67,7 +67,7 @@ def test_factor_one_is_the_identity(method: str, rope: Rope) -> None:
 
 @law
 @given(rope=ropes, s=factors, t=factors)
-def test_linear_composes(rope: Rope, s: int, t: int) -> None:
+def test_pi_after_pi_equals_pi_by_the_product(rope: Rope, s: int, t: int) -> None:
     first = scaled_by(rope, (float(s),) * (rope.dim // 2), s * rope.context)
     both = wanted(first, "pi", s * t * rope.context)
     once = wanted(rope, "pi", s * t * rope.context)
@@ -79,7 +79,7 @@ def test_linear_composes(rope: Rope, s: int, t: int) -> None:
 
 @law
 @given(rope=ropes, s=factors, t=factors)
-def test_ntk_composes(rope: Rope, s: int, t: int) -> None:
+def test_ntk_after_ntk_equals_ntk_by_the_product(rope: Rope, s: int, t: int) -> None:
     assume(rope.dim > 2)
     # What ntk leaves is a theta: the config that is read back is not scaled, only longer.
     params = next(forms.candidates(rope, wanted(rope, "ntk", s * rope.context), s * rope.context))
@@ -112,7 +112,9 @@ def test_monotone_spectra_stay_monotone(method: str, rope: Rope, s: int) -> None
 @pytest.mark.parametrize("method", BOUNDED)
 @law
 @given(rope=ropes, s=factors)
-def test_between_untouched_and_interpolated(method: str, rope: Rope, s: int) -> None:
+def test_every_frequency_is_between_untouched_and_interpolated(
+    method: str, rope: Rope, s: int
+) -> None:
     assume(usable(rope, method))
     got = wanted(rope, method, s * rope.context).inv_freq
     for i, (new, old) in enumerate(zip(got, rope.spectrum.inv_freq, strict=True)):

@@ -24,14 +24,14 @@ def spectrum(rope: Rope, method: str, target: int, **knobs: Any) -> Spectrum:
     return scaling.compose(rope, asked, target)
 
 
-def test_pi() -> None:
+def test_pi_equals_the_papers_formula() -> None:
     """2306.15595 eq. 4: m -> m L/L'. theta 100, dim 4: 1 and 100^(-1/2) = 0.1, halved."""
     got = spectrum(Rope(4, 100.0, 8), "pi", 16)
     assert_close(got.inv_freq, [0.5, 0.05], BOUND, "pi")
     assert got.attention_factor == 1.0
 
 
-def test_ntk_by_theta() -> None:
+def test_ntk_equals_the_papers_theta() -> None:
     """2309.00071 eq. 16: b' = b s^(d/(d-2)).
 
     dim 6, b 1e6, s 16: b' = 1e6 * 16^1.5 = 6.4e7, b'^(1/3) = 400: 1, 1/400, 1/160000.
@@ -44,26 +44,26 @@ def test_ntk_by_theta() -> None:
     assert_number(params["rope_theta"], 6.4e7, BOUND, "theta")
 
 
-def test_ntk_llama2() -> None:
+def test_ntk_of_llama_2_equals_the_worked_theta() -> None:
     """dim 128, s 2: theta' = 10000 * 2^(128/126) = 20221.2616897379."""
     rope = Rope(128, 1e4, 4096)
     params = next(forms.candidates(rope, spectrum(rope, "ntk", 8192), 8192))
     assert_number(params["rope_theta"], 20221.2616897379, BOUND, "theta")
 
 
-def test_dynamic_frozen_at_the_target() -> None:
+def test_dynamic_is_frozen_at_the_target() -> None:
     """b' = b (s l/L - (s-1))^(d/(d-2)), l = s L. dim 4, s 4: 100 * (16-3)^2 = 16900, root 130."""
     got = spectrum(Rope(4, 100.0, 8), "dynamic", 32)
     assert_close(got.inv_freq, [1.0, 1 / 130], BOUND, "dynamic")
 
 
-def test_abf() -> None:
+def test_abf_equals_the_papers_theta() -> None:
     """2309.16039 section 4.1: theta 1e4 -> 1e6; dim 4: 1e6^(-1/2) = 0.001."""
     got = spectrum(Rope(4, 1e4, 4096), "abf", 16_384, theta=1e6)
     assert_close(got.inv_freq, [1.0, 0.001], BOUND, "abf")
 
 
-def test_by_parts() -> None:
+def test_by_parts_equals_the_papers_formula() -> None:
     """2309.00071 eq. 17-20. dim 4, b 100, L 628, s 4, alpha 1, beta 32.
 
     Pair 0: r = 628/(2 pi) = 99.949 > 32, so gamma = 1 and the frequency stays 1.
@@ -75,13 +75,13 @@ def test_by_parts() -> None:
     assert got.attention_factor == 1.0
 
 
-def test_by_parts_below_one_turn() -> None:
+def test_by_parts_divides_pairs_below_one_turn() -> None:
     """L 6 is less than one turn (2 pi) of even the fastest pair: gamma = 0, all divided by s."""
     got = spectrum(Rope(4, 100.0, 6), "by-parts", 24)
     assert_close(got.inv_freq, [0.25, 0.025], BOUND, "by-parts")
 
 
-def test_llama3_as_released() -> None:
+def test_llama3_equals_the_released_code() -> None:
     """Llama 3.1 8B: dim 128, theta 5e5, L 8192, s 8, low 1, high 4.
 
     Pairs up to 28 turn more than 4 times in 8192 tokens (pair 28: 4.187) and stay. Pairs from 35 on
@@ -100,7 +100,7 @@ def test_llama3_as_released() -> None:
     assert_close([got[i] for i in pairs], expected, BOUND, f"llama3 pairs {pairs}")
 
 
-def test_yarn_small() -> None:
+def test_yarn_equals_the_published_code() -> None:
     """The published code at dim 8, b 1e4, L 6283, s 4.
 
     dim(r) = 8 ln(6283/(2 pi r)) / (2 ln 1e4): dim(32) = 1.49484, floor 1; dim(1) = 2.99999, ceil 3.
@@ -112,7 +112,7 @@ def test_yarn_small() -> None:
     assert_number(got.attention_factor, 1.13862943611198906, BOUND, "temperature")
 
 
-def test_yarn_without_truncation() -> None:
+def test_yarn_without_truncation_has_fractional_ends() -> None:
     """The same with the fractional ends 1.494837213 and 2.999987191.
 
     Pair 2: ramp = (2 - 1.494837213)/(1.505149978) = 0.335622890901, 0.00748282831825.
@@ -140,7 +140,7 @@ def test_yarn_ramp_may_end_beyond_the_last_pair() -> None:
     assert_close(got.inv_freq, expected, BOUND, "ramp end clamped to dim - 1")
 
 
-def test_yarn_llama2() -> None:
+def test_yarn_of_llama_2_equals_the_worked_numbers() -> None:
     """Llama-2, dim 128, L 4096: ramp from 20 (20.94) to 46 (45.03), s 16: temperature 1.2773.
 
     Pair 33 is in its middle: 0.00865964323360 * (1/32 + 1/2) = 0.00460043546785.
@@ -158,13 +158,13 @@ def test_yarn_llama2() -> None:
     ("s", "expected"),
     [(8, 1.20794415416798359), (16, 1.27725887222397812), (32, 1.3465735902799727)],
 )
-def test_temperature(s: int, expected: float) -> None:
+def test_the_attention_factor_of_yarn_is_the_papers(s: int, expected: float) -> None:
     """2309.00071 eq. 22."""
     got = spectrum(Rope(128, 1e4, 4096), "yarn", 4096 * s)
     assert_number(got.attention_factor, expected, BOUND, f"s = {s}")
 
 
-def test_longrope() -> None:
+def test_longrope_equals_the_papers_formula() -> None:
     """Frequencies over factors; sqrt(1 + ln 32/ln 4096) = sqrt(1 + 3.4657/8.3178) = 1.19023807,
     which a published config's lengths say; numbers alone say no temperature."""
     got = spectrum(Rope(4, 100.0, 4096), "longrope", 131_072, pair_factors=(1.0, 5.0))
@@ -186,7 +186,7 @@ def deepseek(mscale: float, mscale_all_dim: float) -> Rope:
 @pytest.mark.parametrize(
     ("m", "expected"), [(1.0, 1.87385420709262659), (0.707, 1.58962616512087351)]
 )
-def test_deepseek_softmax(m: float, expected: float) -> None:
+def test_the_softmax_factor_of_deepseek_equals_the_released_one(m: float, expected: float) -> None:
     """DeepSeek-V3 and V2-Lite as released: s 40, softmax times (0.1 m ln 40 + 1)^2, cos times 1."""
     rope = deepseek(m, m)
     asked = scaling.scale(rope, "yarn", 163_840, scaling.find("yarn").knobs(), None)
@@ -198,13 +198,13 @@ def test_deepseek_softmax(m: float, expected: float) -> None:
     assert_number(read.attention_factor, 1.0, BOUND, "attention factor")
 
 
-def test_deepseek_unequal_pair() -> None:
+def test_the_attention_factor_of_deepseek_is_the_ratio_of_its_mscales() -> None:
     """(0.1 ln 40 + 1)/(0.05 ln 40 + 1) = 1.15572199."""
     got = spectrum(deepseek(1.0, 0.5), "yarn", 163_840)
     assert_number(got.attention_factor, 1.15572199019628861, BOUND, "attention factor")
 
 
-def test_composition_on_an_interpolated_model() -> None:
+def test_yarn_on_an_interpolated_model_sees_its_present_wavelengths() -> None:
     """Gemma 3's global layers ship linear 8; yarn then sees wavelengths eight times longer.
 
     dim 8, b 1e4, L 8*6283 read through linear 8: the same turns as 6283 plain, so the same ramp
@@ -216,7 +216,7 @@ def test_composition_on_an_interpolated_model() -> None:
     assert_number(got.attention_factor, 0.1 * math.log(4) + 1, BOUND, "temperature of the new 4")
 
 
-def test_composition_on_llama3() -> None:
+def test_by_parts_on_llama3_sees_its_present_frequencies() -> None:
     """Llama 3.1, which reads 131072 tokens through its own factor of 8, is doubled by by-parts.
 
     The ramp sees the model's present frequencies. Pair 35 is 0.0000955621235396 after the release's

@@ -96,7 +96,7 @@ def bound(params: dict[str, Any], factor: float) -> float:
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_parity_with_stock(case: Case) -> None:
+def test_every_method_equals_stock_transformers(case: Case) -> None:
     count = 0
     # Every second point, for time; an odd number of lengths and factors makes that hit them all.
     for dim, theta, context, target in islice(points(case), 0, None, 2):

@@ -130,7 +130,7 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model_type", EACH)
-def test_stock_reads_the_key_as_the_formula_has_it(made, model_type):
+def test_stock_tells_distances_apart_as_the_formula_predicts(made, model_type):
     import transformers
 
     base, extended = made(model_type)
@@ -168,7 +168,7 @@ def test_one_key_changes_and_no_byte_of_a_weight(made, model_type):
         assert "rows" not in {check.what for check in verified.checks}  # it has no table
 
 
-def test_buckets_worked_by_hand():
+def test_the_borders_of_buckets_equal_those_worked_by_hand():
     t5 = schemes.read_positions({"model_type": "t5"})
     # 32 buckets, half for each side: 8 exact, then 8 of a factor 16**(1/8), the root of 2.
     assert starts(t5)[8:] == [8, 12, 16, 23, 32, 46, 64, 91]
@@ -184,7 +184,7 @@ def test_buckets_worked_by_hand():
     assert starts(v3)[-1] == 512
 
 
-def test_a_process_without_ropext_tells_far_tokens_apart(made):
+def test_stock_tells_far_tokens_apart_without_ropext(made):
     base, extended = made("t5")
     code = (
         "import sys; sys.modules['ropext'] = None\n"

@@ -98,7 +98,7 @@ def test_lengths_are_raised_and_stale_copies_are_left_out_by_name(grown):
     assert "short tax of linear" in (out / "README.md").read_text()
 
 
-def test_a_process_without_ropext_reads_every_position(grown):
+def test_stock_reads_every_position_of_a_grown_table_without_ropext(grown):
     code = (
         "import sys; sys.modules['ropext'] = None\n"
         "import torch, transformers\n"

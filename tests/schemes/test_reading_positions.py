@@ -157,7 +157,7 @@ def test_a_rotary_config_has_no_such_positions_and_falcon_with_alibi_has():
         ({"model_type": "clip", "text_config": {"max_position_embeddings": 77}}, (77, 0, 77)),
     ],
 )
-def test_published_lengths(config, wanted):
+def test_read_positions_finds_published_lengths(config, wanted):
     found = schemes.read_positions(config)
     assert (found.context, found.offset, found.rows) == wanted
 

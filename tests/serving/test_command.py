@@ -113,7 +113,7 @@ def test_help_promises_no_method_that_is_recommended(capsys):
         assert default in method.partition(" --")[0]
 
 
-def test_parts_that_have_moved_are_named(monkeypatch):
+def test_serve_names_parts_that_transformers_lacks(monkeypatch):
     from ropext.base.errors import InputError
     from ropext.serving import stock
 

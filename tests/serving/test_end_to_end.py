@@ -119,7 +119,7 @@ def test_the_port_has_the_perplexity_of_eval(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "wanted"), [(4, 0), (2, 3)])
-def test_verify_tells_the_right_port_from_a_wrong_one(tmp_path, capsys, factor, wanted):
+def test_verify_accepts_the_right_server_and_refuses_a_wrong_one(tmp_path, capsys, factor, wanted):
     pytest.importorskip("uvicorn")
     from ropext.serving.served import ServeOptions, load_served_model
 

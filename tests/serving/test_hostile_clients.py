@@ -220,7 +220,7 @@ def test_a_panic_while_a_prompt_is_encoded_is_a_sentence(panicking):
         assert client.ask("/v1/completions", ASK)[0] == 200
 
 
-def test_health_tells_that_the_thread_has_ended(loaded, monkeypatch):
+def test_health_reports_that_the_thread_has_ended(loaded, monkeypatch):
     from ropext.serving.turns import AnswerThread
 
     def end(*_):

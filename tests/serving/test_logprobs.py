@@ -133,7 +133,7 @@ def test_tokens_that_are_no_text_are_counted_too(openai):
     assert choice.logprobs.text_offset == sorted(choice.logprobs.text_offset)
 
 
-def test_several_prompts_and_a_stream(openai):
+def test_logprobs_of_several_prompts_and_of_a_stream_equal_single_ones(openai):
     asked = ECHO | {"max_tokens": 3}
     alone = [openai.completions.create(prompt=p, **asked).choices[0] for p in (MANY, [5, 6])]
     both = openai.completions.create(prompt=[MANY, [5, 6]], **asked)
@@ -185,7 +185,7 @@ def test_a_chat_has_no_logprobs_whichever_nothing_it_sends(served, nothing):
         ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1"),
     ],
 )
-def test_refusals(openai, body, words):
+def test_a_request_for_wrong_logprobs_is_refused(openai, body, words):
     package = pytest.importorskip("openai")
     with pytest.raises(package.BadRequestError, match=words):
         openai.completions.create(**({"model": "tiny", "prompt": "x"} | body))

@@ -131,7 +131,7 @@ def test_the_book_is_one_run_of_it():
     assert after.split(". ", 1)[1].strip() in book + " " + book
 
 
-def test_variables_lead_to_the_value():
+def test_the_variables_of_vt_lead_to_the_value():
     for index in range(5):
         ((text, item),) = texts("vt", index=index)
         value = re.search(r"(\d{5}):$", text)[1]
@@ -167,7 +167,7 @@ def passages_of(text):
 
 
 @pytest.mark.parametrize("name", ["qa_1", "passages"])
-def test_one_passage_answers(name):
+def test_exactly_one_passage_answers_the_question(name):
     for text, item in texts(name):
         who = re.search(
             r"(?:was|of|did) (\w+ \w+)(?: born| move away)?\?", text.rsplit("Question:")[1]
@@ -244,7 +244,7 @@ def test_a_tokenizer_that_loses_the_needle_is_reported():
     build("vt", encoder=Asking(NoDigits()))  # asks for names
 
 
-def test_a_tokenizer_that_merges_the_answer_into_the_question():
+def test_the_prompt_ends_before_a_token_that_joins_question_and_answer():
     """The last word and the number are one token: the prompt ends before it, the answer has it."""
 
     class Merged(Pieces):

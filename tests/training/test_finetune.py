@@ -293,9 +293,7 @@ def test_a_fit_names_engines_that_cannot_read_it_and_the_cost_of_the_narrower_fo
     assert fit_report.readers_note(plain, yarn, 0.0) == ""
 
 
-def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_documents(
-    extended, stories
-):
+def test_a_finetuning_without_steps_is_ended_by_its_held_out_documents(extended, stories):
     planned = count_training("finetune", extended, str(stories), **OPEN)
     said = report.dry_run_text(planned)
     assert "at most 400 steps, stops when held-out documents no longer improve" in said
@@ -323,7 +321,7 @@ def test_a_run_says_after_its_first_step_how_long_it_will_take():
     assert [sentence.split()[1] for sentence in told] == ["8", "18", "28", "38"]
 
 
-def test_it_learns_and_every_number_is_listed_with_base_and_control(tuned):
+def test_a_finetuning_learns_and_lists_its_numbers_with_base_and_control(tuned):
     done, _, _ = tuned
     assert [entry["step"] for entry in done.by_step] == list(range(1, 9))
     assert done.by_step[-1]["loss"] < done.by_step[0]["loss"] - 0.1
@@ -487,7 +485,7 @@ def test_record_and_card_tell_the_run(tuned, extended):
     )
 
 
-def test_base_and_curve_are_next_to_it_and_the_run_folder_is_gone(tuned, extended):
+def test_a_finetuning_writes_its_base_and_its_losses(tuned, extended):
     _, output, told = tuned
     for name in ("config.json", "model.safetensors", "ropext.json", "tokenizer.json"):
         assert (output / "base" / name).read_bytes() == (extended / name).read_bytes()

@@ -87,7 +87,7 @@ def fitted(tmp_path_factory):
     return done, output, told, loaded[0]
 
 
-def test_it_finds_the_true_spectrum_again(fitted):
+def test_a_fit_finds_the_true_spectrum_again(fitted):
     done, _, told, _ = fitted
     assert done.kept == "fitted", told
     assert done.change.ci95[1] < -1

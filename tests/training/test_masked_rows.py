@@ -175,7 +175,7 @@ def test_options_of_causal_models_are_refused(place, options, said):
         finetune(place, "bert", "never", **options)
 
 
-def test_short_windows_go_with_long_rows(place):
+def test_keep_short_works_for_masked_models(place):
     assert finetune(place, "roberta", "short", keep_short=2).steps == 3
 
 

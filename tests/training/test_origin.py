@@ -24,7 +24,7 @@ def test_the_edits_taken_back_give_the_config_of_the_base(base, extended):
     )
 
 
-def test_a_scaled_config_is_read_as_the_record_that_is_lost(base, extended, lost):
+def test_a_scaled_config_replaces_a_lost_record(base, extended, lost):
     recorded, read = open_origin(str(extended)), open_origin(str(lost))
     kept, made = recorded.record, read.record
     assert (made.context, made.target) == (kept.context, kept.target) == (64, 256)
@@ -39,7 +39,7 @@ def test_a_scaled_config_is_read_as_the_record_that_is_lost(base, extended, lost
     assert not taken_back.get("rope_scaling")
 
 
-def test_no_advice_extends_an_extended_model(base, tmp_path):
+def test_the_advice_of_a_training_never_extends_twice(base, tmp_path):
     out = tmp_path / "linear"
     ropext.extend(str(base), out, method="pi", factor=4, no_verify=True)
     (out / "ropext.json").unlink()

@@ -81,7 +81,7 @@ def test_pose_of_a_longrope_stays_beyond_its_short_set():
     assert min(int(rows[i].positions[-1]) for i in range(200)) == 64
 
 
-def test_tokens_that_are_not_scored_stay_so():
+def test_rows_score_only_the_scored_tokens_of_a_document():
     scored = np.zeros(40, bool)
     scored[10:20] = True
     document = Document(np.arange(40), scored)

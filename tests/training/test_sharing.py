@@ -65,7 +65,7 @@ def test_rows_that_processes_cannot_share_are_refused_before_documents_are_read(
         count_training("finetune", extended, empty, **options, qlora=True)
 
 
-def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
+def test_an_fsdp_config_that_loads_the_model_in_every_process_is_refused(
     launched, monkeypatch, extended, tmp_path
 ):
     launched(1, fsdp=True)

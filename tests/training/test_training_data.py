@@ -61,7 +61,7 @@ def test_a_tenth_is_held_out_and_all_others_are_trained_on(encoder):
 @pytest.mark.parametrize(
     ("count", "held"), [(1, 0), (3, 0), (4, 1), (10, 2), (20, 5), (32, 8), (40, 8), (50, 8)]
 )
-def test_eight_at_least_and_never_more_than_a_quarter(encoder, count, held):
+def test_held_out_documents_are_at_least_eight_and_at_most_a_quarter(encoder, count, held):
     for seed in range(3):
         seeded = corpus.DocumentEncoder(encoder.tokenizer, seed=seed)
         found = read(texts(count), seeded)
@@ -83,7 +83,7 @@ def test_the_division_follows_neither_steps_nor_order_nor_names(encoder, count):
     assert first != held_out(raw, corpus.DocumentEncoder(encoder.tokenizer, seed=1))
 
 
-def test_more_documents_take_nobody_out_of_the_part_that_is_held_out(encoder):
+def test_more_documents_remove_none_from_the_held_out_part(encoder):
     raw = texts(600)
     assert held_out(raw[:300], encoder) < held_out(raw, encoder)
 

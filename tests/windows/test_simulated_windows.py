@@ -125,7 +125,7 @@ def test_quick_commands_give_the_same_bytes(tmp_path):
     assert one.st_ino == two.st_ino
 
 
-def test_a_console_of_cp1252(tmp_path):
+def test_a_console_of_cp1252_escapes_letters_that_it_lacks(tmp_path):
     """A folder's name that its encoding lacks is escaped, in JSON as JSON does; a dash is not."""
     folder = inputs(tmp_path / "windows" / "here")
     (folder / "base").rename(folder / "模型 – ü")
