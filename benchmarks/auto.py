@@ -38,8 +38,8 @@ from ropext.base.bundled import DATA, MODELS
 from ropext.base.jsontext import read_values
 from ropext.base.narration import NOBODY
 from ropext.options.training import Fit
-from ropext.pipeline import job
-from ropext.pipeline.planned_choice import plan_choice
+from ropext.pipeline.auto_plan import plan_choice
+from ropext.pipeline.checked_recipe import open_recipe
 from ropext.results import UNTOUCHED
 from ropext.results.values import MARGIN, Value
 from ropext.training.request import TrainingRequest
@@ -70,7 +70,7 @@ def chosen(model: str, data: str, factor: float, steps: int, folder: Path) -> di
     }
     ropext.run(recipe, folder / "out", say=told).raise_if_failed()
     run = json.loads((folder / "out/ropext.json").read_text(encoding="utf-8"))["run"]
-    verdict = plan_choice(job.read(recipe), NOBODY).verdict_tokens
+    verdict = plan_choice(open_recipe(recipe), NOBODY).verdict_tokens
     return {
         **run["choice"],
         "variants": run["evaluation"]["variants"],

@@ -29,8 +29,8 @@ import yaml
 from ropext.base.bundled import MODELS
 from ropext.base.lengths import length_text, parse_lengths
 from ropext.models.dequantising import dequantised_directory
-from ropext.pipeline.evaluated import Evaluated
 from ropext.pipeline.public import evaluate
+from ropext.pipeline.python_results import Evaluated
 from ropext.results.retrieval import group_answers
 from ropext.results.values import Value
 

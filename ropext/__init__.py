@@ -24,7 +24,7 @@ _PLACES = {
     "open": "ropext.pipeline.opening:open",
     "patch": "ropext.models.patching:patch",
     "plan": "ropext.files.inspecting:plan",
-    "push": "ropext.pipeline.publishing:push",
+    "push": "ropext.pipeline.public:push",
     "run": "ropext.pipeline.public:run",
     "save": "ropext.pipeline.saving:save",
     "verify": "ropext.verifying.verification:verify",

@@ -14,9 +14,9 @@ from ropext.files.inspecting.model import Inspection
 from ropext.files.schemes.inspection import PositionFacts
 from ropext.models.patching import Model
 from ropext.options.fields import TextsOrPlace
-from ropext.pipeline.evaluated import Evaluated
-from ropext.pipeline.extended import Extended
-from ropext.pipeline.ran import Ran
+from ropext.pipeline.python_results import Evaluated
+from ropext.pipeline.python_results import Extended
+from ropext.pipeline.python_results import Ran
 from ropext.pipeline.recipe import Recipe
 from ropext.planning import ExtensionPlan
 from ropext.results.gates import Gate

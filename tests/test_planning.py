@@ -723,25 +723,27 @@ def test_quantised_weights_are_not_sent_to_a_training_that_refuses_them(untraine
 
 
 def test_a_recipe_that_trains_gets_no_warning(untrained, tmp_path):
-    from ropext.pipeline import job
-    from ropext.pipeline.work import plan_run
+    from ropext.pipeline.checked_recipe import recipe_from_options
+    from ropext.pipeline.run_context import plan_run
 
     place, warned = untrained
     warned(configs.LLAMA, factor=2.0)
     (place / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     top = {"model": str(place), "revision": None}
     for later, told in (({"fit": "x.jsonl"}, 0), ({"evaluate": "x.jsonl"}, 1)):
-        planned = plan_run(job.from_options(top, {"factor": 8.0}, later), tmp_path / "out")
+        planned = plan_run(recipe_from_options(top, {"factor": 8.0}, later), tmp_path / "out")
         assert sum(one.startswith("[far]") for one in planned.plan.warnings) == told
     with pytest.raises(UsageError, match="--untrained"):
-        plan_run(job.from_options(top, {"factor": 64.0}, {"evaluate": "x.jsonl"}), tmp_path / "out")
-    plan_run(job.from_options(top, {"factor": 64.0}, {"fit": "x.jsonl"}), tmp_path / "out")
+        plan_run(
+            recipe_from_options(top, {"factor": 64.0}, {"evaluate": "x.jsonl"}), tmp_path / "out"
+        )
+    plan_run(recipe_from_options(top, {"factor": 64.0}, {"fit": "x.jsonl"}), tmp_path / "out")
 
 
 def test_method_auto_refuses_a_far_target_unless_a_training_follows(untrained):
     from ropext.base.narration import NOBODY
-    from ropext.pipeline import job
-    from ropext.pipeline.planned_choice import plan_choice
+    from ropext.pipeline.auto_plan import plan_choice
+    from ropext.pipeline.checked_recipe import recipe_from_options
 
     place, warned = untrained
     warned(configs.LLAMA, factor=2.0)
@@ -751,7 +753,7 @@ def test_method_auto_refuses_a_far_target_unless_a_training_follows(untrained):
         options = {"method": method, "factor": 64.0}
         if method == "auto":
             options["data"] = "ropext://held-out"
-        return job.from_options(top, options, {}, [word] if word else [])
+        return recipe_from_options(top, options, {}, [word] if word else [])
 
     assert not recipe_of("yarn", "").trains
     assert recipe_of("yarn", "fit.data=x.jsonl").trains

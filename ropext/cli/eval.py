@@ -106,15 +106,17 @@ def command(
                     f"{flag(name)} is about a model that ropext loads, not about a server"
                 )
         from ropext.endpoint.plan import plan_lines
-        from ropext.pipeline import ports
+        from ropext.pipeline import server_evaluation
 
-        plan = ports.plan_port(given, model, gates, output)
+        plan = server_evaluation.plan_server_evaluation(given, model, gates, output)
         if dry_run:
             lines = plan_lines(plan)
             out.result("\n".join(lines), {"plan": lines} | plan.decides)
             return
         with stoppable() as stop:
-            done = ports.evaluate_server(plan, output, call_of(out, force=force, stop=stop))
+            done = server_evaluation.evaluate_server(
+                plan, output, call_of(out, force=force, stop=stop)
+            )
         _print_measurement(out, done, gates, _printed_server(done), table_format)
         return
     if model is None:

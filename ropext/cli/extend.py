@@ -8,8 +8,9 @@ from ropext.base.errors import UsageError
 from ropext.base.jobs import Job, counted
 from ropext.cli import options, plan
 from ropext.cli.output import Out, call_of
-from ropext.cli.push import Public, PushToHub, check_push, result
+from ropext.cli.push import print_pushed_result, requested_push
 from ropext.options.extend import Choosing, Extend, Writing, is_run
+from ropext.options.push import PushOptions
 from ropext.pipeline import extending
 from ropext.results.report import text
 
@@ -75,6 +76,7 @@ def command(
     model: options.ModelArg,
     given: Annotated[options.Given, options.OptionsOf(Extend, Choosing, Writing)],
     words: Words = None,
+    *,
     fit: Fit = None,
     evaluate: Evaluate = None,
     output: options.OutputOrFile = None,
@@ -85,8 +87,7 @@ def command(
     as_kind: As = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    push_to_hub: PushToHub = None,
-    public: Public = False,
+    pushing: Annotated[options.Given, options.OptionsOf(PushOptions)],
 ) -> None:
     """Write an extended checkpoint or GGUF and verify it. Changes position settings, not trained
     weights."""
@@ -96,7 +97,9 @@ def command(
         )
     if details and not dry_run:
         raise UsageError("--details only applies to a plan; add --dry-run, or use ropext plan")
-    push = check_push(push_to_hub, public)
+    push = None
+    if pushing:
+        push = requested_push(pushing)
     call = call_of(out, force=force, trust_remote_code=trust_remote_code)
     if is_run(given, words, fit, evaluate, given.get("finetune")):
         if serve:
@@ -108,27 +111,28 @@ def command(
                 "--as directory works only without later steps; run them on the directory"
             )
         from ropext.cli import run  # late: it needs the options of all steps
-        from ropext.pipeline import job
+        from ropext.pipeline.checked_recipe import recipe_from_options
+        from ropext.pipeline.running import UNFINISHED
 
         top = {"model": model, "revision": revision}
         later = {"fit": fit, "evaluate": evaluate}
-        recipe = job.from_options(top, given, later, words or ())
+        recipe = recipe_from_options(top, given, later, words or ())
         if dry_run:
-            run.forecast(out, recipe, output, call)
+            run.print_forecast(out, recipe, output, call, UNFINISHED)
         else:
-            run.do(out, recipe, output, push, call)
+            run.run_and_print(out, recipe, output, push, call, UNFINISHED)
         return
     extension: Job[ExtensionPlan, extending.MadeExtension]
     if as_kind is None:
         extension = extending.prepared(model, given, output, revision)
     else:
-        from ropext.pipeline import converting  # late: no other extension needs it
+        from ropext.pipeline import gguf_outputs  # late: no other extension needs it
 
-        if output is not None and not dry_run and not converting.extends(given):
-            made_directory = converting.convert(model, output, force, call.hooks.say)
+        if output is not None and not dry_run and not gguf_outputs.extends(given):
+            made_directory = gguf_outputs.convert(model, output, force, call.hooks.say)
             out.result(made_directory.to_text(), made_directory)
             return
-        extension = converting.prepared(model, given, output)
+        extension = gguf_outputs.prepared(model, given, output)
     if output is None or dry_run:
         made = counted(extension, output, call)
         plan.show(out, made, details=details)
@@ -136,4 +140,6 @@ def command(
         made.require_training()
         return
     done = extension.make(output, call)
-    result(out, text.extension_text(done.plan, done.written, serve), done, done.output, push)
+    print_pushed_result(
+        out, text.extension_text(done.plan, done.written, serve), done, done.output, push
+    )

@@ -6,9 +6,10 @@ import typer
 
 from ropext.base.errors import UsageError
 from ropext.cli import options as shared
-from ropext.cli import push
-from ropext.cli.fit import NO_OUTPUT, train
 from ropext.cli.output import Out, call_of
+from ropext.cli.push import requested_push
+from ropext.cli.training import NO_OUTPUT, run_training
+from ropext.options.push import PushOptions
 from ropext.options.training import Finetune
 
 Directory = Annotated[
@@ -33,15 +34,16 @@ def command(
     given: Annotated[shared.Given, shared.OptionsOf(Finetune)],
     force: shared.BeginAnew = False,
     dry_run: DryRun = False,
-    push_to_hub: push.PushToHub = None,
-    public: push.Public = False,
+    pushing: Annotated[shared.Given, shared.OptionsOf(PushOptions)],
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
-    wanted = push.check_push(push_to_hub, public)
+    push = None
+    if pushing:
+        push = requested_push(pushing)
     from ropext.training.request import TrainingRequest
 
     call = call_of(out, force=force)
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
     request = TrainingRequest(directory, data, Finetune(**given))
-    train(out, request, output, call, dry_run, wanted)
+    run_training(out, request, output, call, dry_run, push)

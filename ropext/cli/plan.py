@@ -141,7 +141,7 @@ def _print_memory_fit(
         return
     made = inspecting.plan(model, revision=revision, **given)
     fit = memory_fit(model, room, length=made.target, revision=revision)
-    body = f"{_plan_text(made, details)}\n\n{memory_text(fit)}"
+    body = f"{_printed_plan(made, details)}\n\n{memory_text(fit)}"
     out.result(body, made.to_json() | {"memory": fit.to_json()})
 
 
@@ -175,12 +175,12 @@ def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: 
     """Print a plan as the result of a command, and draw it for --plot."""
     if plot is not None:
         out.picture(plot, plan)
-    out.result(_plan_text(plan, details), plan)
+    out.result(_printed_plan(plan, details), plan)
 
 
-def _plan_text(plan: "ExtensionPlan", details: bool) -> str:
-    """Return the text of a plan that the command prints: one screen, or with --details all of
-    it."""
+def _printed_plan(plan: "ExtensionPlan", details: bool) -> str:
+    """Return the text that the commands `ropext plan` and `extend --dry-run` print: one screen, or
+    with --details all of it."""
     from ropext.results.report import text
     from ropext.results.report.screen import plan_screen
 
@@ -199,7 +199,7 @@ def _print_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool)
     plan = replace(plan, advised=chosen, is_measured=True)
     mark = ranked.overlap.mark if ranked.overlap else ""
     body = ranking_text(ranked.ranking, ranked.plans, ranked.left_out, mark)
-    out.result(f"{_plan_text(plan, details)}\n\n{body}", plan.to_json() | {"measured": ranked})
+    out.result(f"{_printed_plan(plan, details)}\n\n{body}", plan.to_json() | {"measured": ranked})
 
 
 def _print_ranking_table(out: Out, ranked: "Measured", table_format: "Format") -> None:

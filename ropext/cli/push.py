@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropext.base.errors import RopextError, Stopped, UsageError
+from ropext.base.errors import RopextError, Stopped
 from ropext.base.jsontext import values_json
 from ropext.base.narration import join_for_shells
+from ropext.cli.options import Given
 from ropext.cli.output import Out, stoppable
+from ropext.options.push import PushOptions
 
 if TYPE_CHECKING:
     from ropext.files.checkpoint.push import Pushed
-
-PushToHub = Annotated[
-    str | None,
-    typer.Option(
-        "--push-to-hub",
-        metavar="ORG/NAME",
-        help="upload OUT when it is complete, as a private repository",
-    ),
-]
-Public = Annotated[bool, typer.Option("--public", help="the pushed repository is public")]
 
 
 @dataclass(frozen=True)
@@ -39,24 +31,22 @@ class Push:
     dry_run: bool = False
 
 
-def check_push(push_to_hub: str | None, public: bool) -> Push | None:
+def requested_push(given: Given) -> Push:
     """Return the push that --push-to-hub and --public of a command request.
 
     Raise, before anything is computed, if something for it is missing.
     """
-    if push_to_hub is None:
-        if public:
-            raise UsageError("--public needs --push-to-hub ORG/NAME")
-        return None
     from ropext.files.checkpoint import push
 
-    push.ready(push_to_hub, "--push-to-hub")
-    return Push(push_to_hub, public)
+    wanted = PushOptions(**given)
+    repository = str(wanted.push_to_hub)
+    push.ready(repository, "--push-to-hub")
+    return Push(repository, wanted.public)
 
 
 def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
     """Push a directory with the figures that were measured of it, and print the notes on stderr."""
-    from ropext.pipeline.publishing import push
+    from ropext.pipeline.public import push
 
     with stoppable() as stop:
         done = push(
@@ -77,7 +67,9 @@ def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
     return done
 
 
-def result(out: Out, text: str, data: Any, directory: Path, wanted: Push | None) -> None:
+def print_pushed_result(
+    out: Out, text: str, data: Any, directory: Path, wanted: Push | None
+) -> None:
     """Print a command's result, after the push if one was requested.
 
     A push that fails loses nothing: the result is printed, the output is kept, and the error names
@@ -92,7 +84,7 @@ def result(out: Out, text: str, data: Any, directory: Path, wanted: Push | None)
         out.result(text, {**values_json(data), "pushed": None})
         command = push_command(directory, wanted)
         raise Stopped(f"{error}; {directory} is complete and kept, push it: {command}") from None
-    out.result(f"{text}\n{sentence(done)}", {**values_json(data), "pushed": done})
+    out.result(f"{text}\n{pushed_text(done)}", {**values_json(data), "pushed": done})
 
 
 def push_command(directory: Path, wanted: Push) -> str:
@@ -105,7 +97,7 @@ def push_command(directory: Path, wanted: Push) -> str:
     return join_for_shells(*words)
 
 
-def sentence(done: "Pushed") -> str:
+def pushed_text(done: "Pushed") -> str:
     """Return one line about the repository as it is on the hub now; for a dry run the files and the
     card."""
     kind = "private" if done.private else "public"
@@ -123,6 +115,7 @@ def sentence(done: "Pushed") -> str:
     return f"pushed to {done.url} ({kind}): {len(done.files)} files, {size:,.1f} MB{figures}"
 
 
+Public = Annotated[bool, typer.Option("--public", help="the pushed repository is public")]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="a finished output of ropext")]
 Repository = Annotated[
     str, typer.Argument(metavar="ORG/NAME", help="the repository; created if it does not exist")
@@ -162,4 +155,4 @@ def command(
     runs = tuple(dict.fromkeys(results or ()))
     wanted = Push(repository, public, runs, license, base_model, force, dry_run)
     done = upload(out, directory, wanted)
-    out.result(sentence(done), done)
+    out.result(pushed_text(done), done)

@@ -9,12 +9,13 @@ import typer
 from ropext.base.narration import Call
 from ropext.cli import options
 from ropext.cli.output import Out, call_of
-from ropext.cli.push import Public, Push, PushToHub, check_push, result
+from ropext.cli.push import Push, print_pushed_result, requested_push
+from ropext.options.push import PushOptions
 from ropext.pipeline.recipe import STAGES
 
 if TYPE_CHECKING:
     from ropext.pipeline.recipe import Recipe
-    from ropext.pipeline.running import Stages
+    from ropext.pipeline.running import WantedStages
 
 RecipeArg = Annotated[
     str,
@@ -53,6 +54,7 @@ def command(
     out: Out,
     recipe: RecipeArg,
     words: Words = None,
+    *,
     output: Output = None,
     begin: From = None,
     only: Only = None,
@@ -60,58 +62,63 @@ def command(
     keep_previous: KeepPrevious = False,
     dry_run: DryRun = False,
     trust_remote_code: options.TrustRemoteCode = False,
-    push_to_hub: PushToHub = None,
-    public: Public = False,
+    pushing: Annotated[options.Given, options.OptionsOf(PushOptions)],
 ) -> None:
     """Run all steps of a recipe. Plan, extend, verify, fit, fine-tune, evaluate; resumable."""
-    from ropext.pipeline import job
-    from ropext.pipeline.running import Stages
+    from ropext.pipeline.checked_recipe import open_recipe
+    from ropext.pipeline.running import WantedStages
 
-    chosen = job.read(recipe, words or ())
-    push = check_push(push_to_hub, public)
+    chosen = open_recipe(recipe, words or ())
+    push = None
+    if pushing:
+        push = requested_push(pushing)
     call = call_of(
         out, force=force, trust_remote_code=trust_remote_code, keep_previous=keep_previous
     )
-    stages = Stages(begin, only)
+    stages = WantedStages(begin, only)
     if dry_run:
-        forecast(out, chosen, output, call, stages)
+        print_forecast(out, chosen, output, call, stages)
     else:
-        do(out, chosen, output, push, call, stages)
+        run_and_print(out, chosen, output, push, call, stages)
 
 
-def forecast(
-    out: Out, recipe: "Recipe", output: Path | None, call: Call, stages: "Stages | None" = None
+def print_forecast(
+    out: Out,
+    recipe: "Recipe",
+    output: Path | None,
+    call: Call,
+    stages: "WantedStages",
 ) -> None:
     """Print the cost of each stage of a run; `ropext extend --dry-run` with later steps does the
     same."""
     from ropext.base.table import columns
     from ropext.pipeline import running
 
-    counts = running.forecast(recipe, output, call, stages or running.NOT_DONE)
+    counts = running.forecast(recipe, output, call, stages)
     out.result(columns(("stage", "what it takes"), counts.rows()), counts)
 
 
-def do(
+def run_and_print(
     out: Out,
     recipe: "Recipe",
     output: Path | None,
     push: Push | None,
     call: Call,
-    stages: "Stages | None" = None,
+    stages: "WantedStages",
 ) -> None:
     """Run a recipe and print its outcome on the command line; `ropext extend` with later steps does
     the same."""
     from ropext.models.processes import is_main
     from ropext.pipeline import running
 
-    done = running.run(recipe, output, call, stages or running.NOT_DONE)
+    done = running.run(recipe, output, call, stages)
     if not is_main():
         return
     if (report := done.folder / "report.md").is_file():
         out.summarise(report.read_text(encoding="utf-8") + "\n")
     if push is not None and done.output is not None:
         wanted = replace(push, results=tuple(done.measured))
-        result(out, done.to_text(), done, done.output, wanted)
+        print_pushed_result(out, done.to_text(), done, done.output, wanted)
         return
     out.result(done.to_text(), done)
     done.raise_if_failed()

@@ -139,7 +139,8 @@ class Demo:
 
 def run(folder: Path, full: bool = False, say: Say = no_messages, show: Show = no_progress) -> Demo:
     """Do the unfinished steps, judge the gates, and write the report."""
-    from ropext.pipeline import job, running
+    from ropext.pipeline import running
+    from ropext.pipeline.checked_recipe import open_recipe
     from ropext.pipeline.public import evaluate
 
     words: tuple[str, ...] = ()
@@ -147,7 +148,7 @@ def run(folder: Path, full: bool = False, say: Say = no_messages, show: Show = n
     if full:
         words = MORE_WORDS
         methods = MORE_METHODS
-    recipe = job.read(RECIPE, words)
+    recipe = open_recipe(RECIPE, words)
     reading = {"method": methods, "factor": (FACTOR,)} | recipe.options(EVALUATE, Measuring)
     calls = (
         _words("run", RECIPE, folder / "out", {}, words),

@@ -9,8 +9,8 @@ from ropext.base.narration import scrub
 from ropext.base.workdir import Flat
 from ropext.files.checkpoint import provenance
 from ropext.pipeline.recipe import REPORT
-from ropext.pipeline.step import step_record
-from ropext.pipeline.work import USED, RunContext
+from ropext.pipeline.run_context import USED, RunContext
+from ropext.pipeline.stage import step_record
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
 from ropext.results.gates import Outcome, split_run_spec
 from ropext.results.measurement import Measurement
@@ -88,7 +88,7 @@ def compared_runs_key(work: RunContext) -> Flat:
             path, _ = split_run_spec(gate.run)
             if path.is_dir():  # else the gate says that it is not there
                 rundir.read_run(path)
-                found.append(work.hashes.of(path / rundir.RESULTS))
+                found.append(work.digests.of(path / rundir.RESULTS))
     return {"against": found} if found else {}
 
 

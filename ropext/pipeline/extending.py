@@ -1,6 +1,6 @@
 """Plan, write and verify one extended checkpoint. Nothing here imports torch."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -41,39 +41,41 @@ from ropext.scaling.tables import Growth
 from ropext.verifying import proof
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class MadeExtension:
-    """The plan of an extension and the files that it wrote."""
+    """The files that an extension wrote, how to serve them, and its plan."""
 
-    plan: ExtensionPlan
     written: Written
+    serving: tuple[Serving, ...]
+    planned: ExtensionPlan | None  # None if the output was opened
 
     @property
     def output(self) -> Path:
-        """Return the path of the output that `extend` wrote."""
+        """Return the path of the extended output."""
         return self.written.output
 
     @property
-    def serving(self) -> tuple[Serving, ...]:
-        """Return how to run the output in each loader."""
-        return self.plan.serving(str(self.output))
+    def plan(self) -> ExtensionPlan:
+        """Return the plan of the extension. Raise InputError if the output was opened."""
+        if self.planned is None:
+            raise InputError(
+                f"{self.output} was opened and has no plan; .written.record has the recorded "
+                "one, and ropext.plan makes a new one"
+            )
+        return self.planned
 
     def to_json(self) -> dict[str, Json]:
         """Return what `ropext extend --json` prints."""
-        return extension_json(self.written, self.serving)
-
-
-def extension_json(written: Written, serving: Iterable[Serving]) -> dict[str, Json]:
-    """Return what `ropext extend --json` prints."""
-    return {
-        "output": str(written.output),
-        "files": list(written.files),
-        "proof": written.proof,
-        "notes": list(written.notes),
-        "left": dict(written.left),
-        "serving": [asdict(line) for line in serving],
-        "record": provenance.to_json(written.record),
-    }
+        written = self.written
+        return {
+            "output": str(written.output),
+            "files": list(written.files),
+            "proof": written.proof,
+            "notes": list(written.notes),
+            "left": dict(written.left),
+            "serving": [asdict(line) for line in self.serving],
+            "record": provenance.to_json(written.record),
+        }
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,8 @@ def write_extension(
     source = source_of(snapshot, made, call)
     show = file_progress(call.hooks.say)
     manner = WriteOptions(how.link, call.force, how.hash, how.no_verify, show)
-    return MadeExtension(made, write(source, output, record, manner))
+    written = write(source, output, record, manner)
+    return MadeExtension(written, made.serving(str(output)), made)
 
 
 def source_of(snapshot: Snapshot, plan: ExtensionPlan, call: Call) -> OutputSource:

@@ -10,10 +10,8 @@ from ropext.base.jsontext import JsonObject
 from ropext.files.checkpoint.provenance import TRAININGS, Record, read_record, record_in
 from ropext.files.inspecting import open_model
 from ropext.options.door import public
-from ropext.pipeline.evaluated import Evaluated
 from ropext.pipeline.evidence import SECTION
-from ropext.pipeline.extended import Extended, opened_extension
-from ropext.pipeline.ran import Ran, opened_run
+from ropext.pipeline.python_results import Evaluated, Extended, Ran, opened_extension, opened_run
 from ropext.results import rundir
 from ropext.results.report.compared import Compared, reopen_comparison
 

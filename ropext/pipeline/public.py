@@ -4,9 +4,11 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ropext.base import guard
 from ropext.base.inputs import from_home, model_name
 from ropext.base.narration import SILENT, Call, Hooks, Say, Show, no_messages, no_progress
 from ropext.options.door import public
@@ -20,9 +22,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropext.pipeline.evaluated import Evaluated
-    from ropext.pipeline.extended import Extended
-    from ropext.pipeline.ran import Ran
+    from ropext.files.checkpoint.push import Pushed
+    from ropext.pipeline.python_results import Evaluated, Extended, Ran
     from ropext.results.gates import Gate
     from ropext.results.report.compared import Compared
     from ropext.training.result import Finetuned, Fitted
@@ -51,16 +52,17 @@ def extend(
         from ropext.pipeline import extending
 
         made = extending.prepared(name, options, output, revision).make(output, call)
-        from ropext.pipeline.extended import Extended
+        from ropext.pipeline.python_results import Extended
 
         return Extended(made.written, made.serving, made.plan)
-    from ropext.pipeline import job, running
+    from ropext.pipeline import running
+    from ropext.pipeline.checked_recipe import recipe_from_options
 
-    with _as_file(options.pop("data", None)) as data:
+    with _texts_as_file(options.pop("data", None)) as data:
         if data is not None:
             options["data"] = data
         top = {"model": name, "revision": revision}
-        recipe = job.from_options(top, options, {}, where="the call")
+        recipe = recipe_from_options(top, options, {}, where="the call")
         return running.run(recipe, output, call)
 
 
@@ -85,15 +87,19 @@ def run(
     `Ran.raise_if_failed` turns failed gates into an error. `show` gets the progress of an
     evaluation: the tokens done, the total, and a description.
     """
-    from ropext.pipeline import job, running
+    from ropext.pipeline import running
+    from ropext.pipeline.checked_recipe import open_recipe
 
     call = Call(Hooks(say, show), (), force, trust_remote_code, keep_previous)
-    return running.run(job.read(recipe, overrides), output, call, running.Stages(begin, only))
+    return running.run(
+        open_recipe(recipe, overrides), output, call, running.WantedStages(begin, only)
+    )
 
 
 @contextmanager
-def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
-    """Yield the path of the documents; documents in memory are written to a temporary file."""
+def _texts_as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
+    """Yield the path of the documents that choose a method; documents in memory are written to a
+    temporary file."""
     place = None if data is None else documents_as_place(data)
     rows = getattr(place, "rows", None)
     if rows is None:
@@ -147,7 +153,7 @@ def fit(
     fitted spectrum. Under `accelerate launch` the first process returns the result, the others
     None.
     """
-    from ropext.pipeline.fitting import fit_request
+    from ropext.pipeline.gguf_outputs import fit_request
 
     place = from_home(output)
     call = Call(Hooks(say), force=force)
@@ -188,7 +194,7 @@ def evaluate(
     second call with the same output needs `force`.
     """
     from ropext.evaluation.request import EvaluationRequest, named_or_held
-    from ropext.pipeline.evaluated import Evaluated
+    from ropext.pipeline.python_results import Evaluated
     from ropext.results.gates import read_gates
     from ropext.results.rundir import judge_gates
 
@@ -216,7 +222,7 @@ def compare(
     A run is a directory, RUN:VARIANT, or the result of `evaluate`, `run` or `open`. With `output`
     ropext also writes the report there. `labels` gives models the user's own names.
     """
-    from ropext.pipeline.ran import measured_in
+    from ropext.pipeline.python_results import measured_in
     from ropext.results.measurement import Measurement
     from ropext.results.report.compared import compare_runs
 
@@ -225,3 +231,60 @@ def compare(
         given.append(measured_in(run) or str(from_home(cast(str, run))))
     place = None if output is None else from_home(output)
     return compare_runs(given, place, labels)[1]
+
+
+@public()
+def push(
+    directory: str | Path,
+    repository: str,
+    *,
+    public: bool = False,
+    results: Sequence[str | Path] = (),
+    license: str | None = None,
+    base_model: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    bars: bool = False,
+    say: Say = no_messages,
+    stop: Callable[[], bool] = SILENT.stop,
+) -> "Pushed":
+    """Upload a finished output to the hub with its card.
+
+    The card gets the numbers of `results` (folders of evaluations, or RUN:VARIANT). With `dry_run`
+    ropext uploads nothing and only returns the content of the upload.
+    """
+    from ropext.files.checkpoint import card, open_snapshot
+    from ropext.files.checkpoint import push as pushing
+    from ropext.files.inspecting import read_unchanged
+    from ropext.pipeline import run_output
+    from ropext.results.gates import split_run_spec
+    from ropext.results.model_index import card_figures
+    from ropext.results.rundir import no_digest_warnings
+
+    directory = model_name(directory)
+    runs = [split_run_spec(str(run))[0] for run in results]
+    guard.check(
+        {"--results": runs},
+        {"its model card": Path(directory) / card.README},
+    )
+    pushing.check_name(repository)
+    there = replace(open_snapshot(directory), name=repository, hub_id=repository)
+    served = read_unchanged(there)
+    lines = served.serving if served else ()
+    shown = card_figures(directory, [str(run) for run in results])
+    for run in runs:
+        for remark in no_digest_warnings(run):
+            say(f"warning: {remark}")
+    head = pushing.Head(shown, lines, license, base_model)
+    note = run_output.find_output_list(Path(directory))
+    done = pushing.push(
+        directory,
+        pushing.Destination(repository, not public, force),
+        head,
+        dry_run=dry_run,
+        bars=bars,
+        hooks=Hooks(say, stop=stop),
+    )
+    if note is not None:
+        run_output.add_to_output_list(note, Path(directory))
+    return done

@@ -288,21 +288,21 @@ SECTIONS: dict[str, type[Options]] = {
     FINETUNE: FinetuneSection,
     EVALUATE: EvaluateSection,
 }
+_LEVELS = SECTIONS | {"": Recipe}
 
 
 def options_by_key(section: str) -> dict[str, str]:
     """Return the keys of a recipe's section, or of its top level if `section` is empty, each with
     the name of its option."""
-    kind = SECTIONS.get(section, Options) if section else Recipe
+    kind = _LEVELS.get(section, Options)
     return {info.alias or name: name for name, info in kind.model_fields.items()}
 
 
 def key_role(loc: Loc) -> Role | None:
     """Return the role of the value of a recipe key; None also if no option has that key."""
-    section = loc[0] if loc[1:] else ""
-    kind = SECTIONS.get(section, Options) if section else Recipe
+    section = "".join(loc[:-1])
     name = options_by_key(section).get(loc[-1])
-    return None if name is None else option_role(kind.model_fields[name])
+    return None if name is None else option_role(_LEVELS[section].model_fields[name])
 
 
 class _Schema(GenerateJsonSchema):

@@ -7,7 +7,7 @@ from ropext.base.table import Table, with_rows
 from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.snapshot import short_name
 from ropext.pipeline.evidence import Evidence, run_section
-from ropext.pipeline.work import RunContext
+from ropext.pipeline.run_context import RunContext
 from ropext.results import TUNED
 from ropext.results.report import html, tables
 from ropext.results.report.gates import failed_gate_lines, gate_table

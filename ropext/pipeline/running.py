@@ -27,23 +27,23 @@ from ropext.base.workdir import Workdir
 from ropext.files.checkpoint import provenance
 from ropext.models.processes import is_main, rank_and_count, wait_for_everyone
 from ropext.options.fields import EVALUATE
-from ropext.pipeline import job, outcome
+from ropext.pipeline import checked_recipe, run_output
 from ropext.pipeline.evidence import Evidence, evidence_of
-from ropext.pipeline.ran import DONE, Ran
+from ropext.pipeline.python_results import DONE, Ran
 from ropext.pipeline.recipe import REPORT, STAGES, Recipe
+from ropext.pipeline.run_context import RunContext, plan_run
 from ropext.pipeline.stage import Stage, resumable
-from ropext.pipeline.steps import stages_of
-from ropext.pipeline.work import RunContext, plan_run
+from ropext.pipeline.stages import stages_of
 
 if TYPE_CHECKING:
-    from ropext.pipeline.planned_choice import PlannedChoice
+    from ropext.pipeline.auto_plan import PlannedChoice
 
 RECIPE = "recipe.yaml"
 SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)
-class Stages:
+class WantedStages:
     """The stages that the user wants: from `begin` on again, `only` one, or all unfinished ones."""
 
     begin: str | None = None
@@ -67,10 +67,12 @@ class Stages:
         return self.begin is not None and STAGES.index(name) >= STAGES.index(self.begin)
 
 
-NOT_DONE = Stages()
+UNFINISHED = WantedStages()
 
 
-def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = NOT_DONE) -> Ran:
+def run(
+    recipe: Recipe, output: str | Path | None, call: Call, stages: WantedStages = UNFINISHED
+) -> Ran:
     """Run a recipe; skip a stage if its inputs did not change. `--method auto` chooses the method
     first, unless that was done before."""
     wait_for_everyone()  # so that the other processes notice if one raises
@@ -80,16 +82,16 @@ def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = 
     _check_asked(recipe, place, call, stages)
     with resumable(place):
         if recipe.is_auto:
-            from ropext.pipeline import choosing
+            from ropext.pipeline import auto
 
-            choosing.check(place, call)
-            recipe = choosing.choose(recipe, place, call)
+            auto.check(place, call)
+            recipe = auto.choose(recipe, place, call)
             _check_asked(recipe, place, call, stages)
-        return Run(plan_run(recipe, place, call), stages).go()
+        return _run_stages(plan_run(recipe, place, call), stages)
 
 
 def forecast(
-    recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = NOT_DONE
+    recipe: Recipe, output: str | Path | None, call: Call, stages: WantedStages = UNFINISHED
 ) -> "RunCounts | PlannedChoice":
     """Return an estimate of the work of each unfinished stage, from its options alone.
 
@@ -98,16 +100,17 @@ def forecast(
     place = _place_of(recipe, output)
     _check_asked(recipe, place, call, stages)
     if recipe.is_auto:
-        from ropext.pipeline import choosing, planned_choice
+        from ropext.pipeline import auto
+        from ropext.pipeline.auto_plan import plan_choice
 
         if place is not None:
-            choosing.check(place, call)
-        return planned_choice.plan_choice(recipe, call)
+            auto.check(place, call)
+        return plan_choice(recipe, call)
     with tempfile.TemporaryDirectory(prefix="ropext-count-") as nothing_is_done:
-        run = Run(plan_run(recipe, place or Path(nothing_is_done, "OUT"), call), stages)
+        work = plan_run(recipe, place or Path(nothing_is_done, "OUT"), call)
         if place is not None:
-            run.check()
-        return run.counts()
+            _check_places(work)
+        return _count_stages(work, stages)
 
 
 def _place_of(recipe: Recipe, output: str | Path | None) -> Path | None:
@@ -116,15 +119,15 @@ def _place_of(recipe: Recipe, output: str | Path | None) -> Path | None:
     return None if given is None else from_home(given)
 
 
-def _check_asked(recipe: Recipe, output: Path | None, call: Call, stages: Stages) -> None:
+def _check_asked(recipe: Recipe, output: Path | None, call: Call, stages: WantedStages) -> None:
     """Refuse to write over, into or around an input.
 
     Also refuse a stage that the run does not have, and missing documents.
     """
     if output is not None:
-        job.check_places(recipe, output, call.keep_previous)
+        checked_recipe.check_places(recipe, output, call.keep_previous)
     stages.check(STAGES if recipe.is_auto else recipe.stages)  # before a choice of hours
-    job.check_data(recipe)
+    checked_recipe.check_data(recipe)
 
 
 @dataclass(frozen=True)
@@ -143,95 +146,93 @@ class RunCounts:
         return {"model": self.model, "stages": self.stages}
 
 
-class Run:
-    """The stages of a run, in their order."""
+def _workdir_of(work: RunContext) -> Workdir:
+    """Return the folder of a run, OUT.run, whose run.json records the recipe, the command and the
+    versions. The folder of each stage records the inputs that decide its numbers."""
+    about = {
+        "recipe": work.recipe.source.name,
+        "resolved": work.recipe.resolved(),
+        "words": list(clean_command(work.call.command)),
+        "versions": provenance.versions(),
+    }
+    return Workdir(work.output, "run", {}, about)
 
-    def __init__(self, work: RunContext, stages: Stages) -> None:
-        self.work = work
-        self.wanted = stages
-        about = {
-            "recipe": work.recipe.source.name,
-            "resolved": work.recipe.resolved(),
-            "words": list(clean_command(work.call.command)),
-            "versions": provenance.versions(),
-        }
-        # The folder of each stage records the inputs that decide its numbers.
-        self.workdir = Workdir(work.output, "run", {}, about)
-        self.recipe = work.folder / RECIPE
 
-    def counts(self) -> RunCounts:
-        """Count every stage that `go` would do. If a stage would be done again, so would every
-        stage that starts from its checkpoint."""
-        counts = dict[str, JsonObject]()
-        remade = set[str]()
-        for stage in self.stages():
-            again = self.wanted.repeats(stage.name) or not remade.isdisjoint(stage.starts_from)
-            if not again and stage.finished_files() is not None:
-                counts[stage.name] = {"what": "done before, skipped", "skipped": True}
-            else:
-                remade.add(stage.name)
-                counts[stage.name] = stage.counts()
-        return RunCounts(self.work.recipe.model, counts)
+def _count_stages(work: RunContext, wanted: WantedStages) -> RunCounts:
+    """Count every stage that a run would do. If a stage would be done again, so would every stage
+    that starts from its checkpoint."""
+    counts = dict[str, JsonObject]()
+    remade = set[str]()
+    for stage in _requested_stages(work, wanted):
+        again = wanted.repeats(stage.name) or not remade.isdisjoint(stage.starts_from)
+        if not again and stage.finished_files() is not None:
+            counts[stage.name] = {"what": "done before, skipped", "skipped": True}
+        else:
+            remade.add(stage.name)
+            counts[stage.name] = stage.counts()
+    return RunCounts(work.recipe.model, counts)
 
-    def go(self) -> Ran:
-        """Do all requested stages that are not done, in the folder of the run, which no other
-        process may enter meanwhile."""
-        work = self.work
-        self.check()
-        rank, world = rank_and_count()
-        with self.workdir.claimed(work.call.force, rank, world):
-            text = work.recipe.source.text
-            if is_main():
-                recover(work.output)  # if all stages are done, nothing else recovers the output
-                with os_errors(self.recipe):
-                    self.recipe.unlink(missing_ok=True)
-                if text is not None:  # the recipe's own text, in the folder of the manifest
-                    write_text(self.recipe, guard.signed(scrub(text)))
-            wait_for_everyone()
-            words = clean_command(work.call.command)
-            work.note(f"begin: {' '.join(words) or 'from Python'}")
-            try:
-                return self._do_stages()
-            finally:
-                work.note("end")
 
-    def check(self) -> None:
-        """Refuse an output, or a folder of the run, that holds something else."""
-        work = self.work
+def _run_stages(work: RunContext, wanted: WantedStages) -> Ran:
+    """Do all requested stages that are not done, in the folder of the run, which no other process
+    may enter meanwhile."""
+    _check_places(work)
+    rank, world = rank_and_count()
+    with _workdir_of(work).claimed(work.call.force, rank, world):
+        text = work.recipe.source.text
         if is_main():
-            self.workdir.check(work.call.force)
-            if self.recipe.is_file() and not guard.is_signed(self.recipe):
-                raise OutputExists(f"{self.recipe} is not as ropext wrote it; {guard.MOVE}")
-        check_place(work.output)
-        if is_main():
-            outcome.check_free(work)
+            recover(work.output)  # if all stages are done, nothing else recovers the output
+            recipe = work.folder / RECIPE
+            with os_errors(recipe):
+                recipe.unlink(missing_ok=True)
+            if text is not None:  # the recipe's own text, in the folder of the manifest
+                write_text(recipe, guard.signed(scrub(text)))
+        wait_for_everyone()
+        words = clean_command(work.call.command)
+        work.note(f"begin: {' '.join(words) or 'from Python'}")
+        try:
+            return _do_stages(work, wanted)
+        finally:
+            work.note("end")
 
-    def _do_stages(self) -> Ran:
-        """Do the requested stages, and return the result of the run."""
-        work = self.work
-        done = dict[str, str]()
-        for stage in self.stages():
-            again = self.wanted.repeats(stage.name)
-            made = stage.do_once(work.say, again)
-            done[stage.name] = DONE if made else SKIPPED
-        measured = REPORT in done or EVALUATE in done
-        evidence = evidence_of(work) if measured else Evidence(None, ())
-        output = work.output if REPORT in done and evidence.passed else None
-        return Ran(output, work.folder, work.final, done, work.output, evidence)
 
-    def stages(self) -> Iterator[Stage]:
-        """Yield the requested stages. With --only, skip the other stages.
+def _check_places(work: RunContext) -> None:
+    """Refuse an output, or a folder of the run, that holds something else."""
+    if is_main():
+        _workdir_of(work).check(work.call.force)
+        recipe = work.folder / RECIPE
+        if recipe.is_file() and not guard.is_signed(recipe):
+            raise OutputExists(f"{recipe} is not as ropext wrote it; {guard.MOVE}")
+    check_place(work.output)
+    if is_main():
+        run_output.check_output_is_free(work)
 
-        Raise UsageError if a stage before the only one is not done.
-        """
-        only = self.wanted.only
-        for stage in (*stages_of(self.work), outcome.ReportStage(self.work)):
-            if only in (None, stage.name):
-                yield stage
-                continue
-            is_before = STAGES.index(stage.name) < STAGES.index(only)
-            if is_before and stage.finished_files() is None:
-                raise UsageError(
-                    f"--only {only} needs {stage.name}, which is not done with this recipe; run "
-                    f"without --only, or --only {stage.name} first"
-                )
+
+def _do_stages(work: RunContext, wanted: WantedStages) -> Ran:
+    """Do the requested stages, and return the result of the run."""
+    done = dict[str, str]()
+    for stage in _requested_stages(work, wanted):
+        made = stage.do_once(work.say, wanted.repeats(stage.name))
+        done[stage.name] = DONE if made else SKIPPED
+    measured = REPORT in done or EVALUATE in done
+    evidence = evidence_of(work) if measured else Evidence(None, ())
+    output = work.output if REPORT in done and evidence.passed else None
+    return Ran(output, work.folder, work.final, done, work.output, evidence)
+
+
+def _requested_stages(work: RunContext, wanted: WantedStages) -> Iterator[Stage]:
+    """Yield the requested stages of a run. With --only, skip the other stages.
+
+    Raise UsageError if a stage before the only one is not done.
+    """
+    only = wanted.only
+    for stage in (*stages_of(work), run_output.ReportStage(work)):
+        if only in (None, stage.name):
+            yield stage
+            continue
+        is_before = STAGES.index(stage.name) < STAGES.index(only)
+        if is_before and stage.finished_files() is None:
+            raise UsageError(
+                f"--only {only} needs {stage.name}, which is not done with this recipe; run "
+                f"without --only, or --only {stage.name} first"
+            )

@@ -373,15 +373,15 @@ def test_every_key_of_a_recipe_is_marked_as_deciding_or_not():
 def inputs(tmp_path_factory):
     """Return the deciding inputs of each stage of the recipe above, with other values and
     unchanged."""
-    from ropext.pipeline import job
-    from ropext.pipeline.steps import stages_of
-    from ropext.pipeline.work import plan_run
+    from ropext.pipeline.checked_recipe import open_recipe
+    from ropext.pipeline.run_context import plan_run
+    from ropext.pipeline.stages import stages_of
 
     place = tmp_path_factory.mktemp("recipe")
     (place / "pairs.json").write_text(json.dumps([1.5] * 16))
 
     def read(*words):
-        work = plan_run(job.read(RECIPE, words), place / "out")
+        work = plan_run(open_recipe(RECIPE, words), place / "out")
         return {step.name: step.key() for step in stages_of(work)}
 
     with pytest.MonkeyPatch.context() as patch:

@@ -21,7 +21,8 @@ from ropext.base import bundled
 from ropext.base.errors import Interrupted
 from ropext.base.narration import join_for_shells
 from ropext.cli.app import build
-from ropext.pipeline import demo, job
+from ropext.pipeline import demo
+from ropext.pipeline.checked_recipe import open_recipe
 from ropext.pipeline.demo import EXTENDED, FOLDED, TUNED
 from ropext.results.gates import check_gate, parse_gate
 from ropext.results.report.gates import gate_table
@@ -83,13 +84,13 @@ def number(shown, label, name):
 
 
 def test_the_recipe_is_four_times_the_context_and_its_lengths_double_up_to_it():
-    asked = job.read(demo.RECIPE)
+    asked = open_recipe(demo.RECIPE)
     assert asked.evaluate_options().lengths == (WINDOW, 2 * WINDOW, TARGET)
     assert asked.extend.factor == demo.FACTOR == TARGET / WINDOW
 
 
 def test_the_full_demo_adds_a_fit_and_a_control_to_the_same_evaluation():
-    short, full = job.read(demo.RECIPE), job.read(demo.RECIPE, demo.MORE_WORDS)
+    short, full = open_recipe(demo.RECIPE), open_recipe(demo.RECIPE, demo.MORE_WORDS)
     assert "fit" in full.stages
     assert "fit" not in short.stages
     assert (short.finetune.control, full.finetune.control) == (False, True)

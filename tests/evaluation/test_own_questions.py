@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 from ropext.base.errors import InputError, Interrupted, OutputExists, RopextError, UsageError
 from ropext.base.narration import Hooks
 from ropext.options.evaluate import Evaluate
-from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.public import evaluate
 from ropext.pipeline.public import run as run_recipe
 from ropext.pipeline.recipe import read_recipe
+from ropext.pipeline.run_digests import RunDigests
 from ropext.pipeline.stage import section_key
 from ropext.results import STRIDED
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
@@ -396,9 +396,9 @@ def test_a_file_of_a_recipe_is_in_the_recipes_folder(tmp_path, monkeypatch, task
     assert (folder / "q.jsonl").samefile(task.source)
     written = recipe.resolved()["evaluate"]["tasks"]
     assert written == recipe.source.entries["evaluate", "tasks"].value
-    keys = [section_key("evaluate", recipe.evaluate, Hashes())]
+    keys = [section_key("evaluate", recipe.evaluate, RunDigests())]
     lines(folder / "q.jsonl", [question(2)])
-    keys.append(section_key("evaluate", recipe.evaluate, Hashes()))
+    keys.append(section_key("evaluate", recipe.evaluate, RunDigests()))
     assert keys[0] != keys[1]
     assert {**keys[0], "evaluate.questions": keys[1]["evaluate.questions"]} == keys[1]
 

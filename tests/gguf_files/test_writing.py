@@ -31,7 +31,7 @@ from ropext.files import inspecting
 from ropext.files.gguf import open_gguf, proving, writing
 from ropext.files.gguf.header import read_gguf
 from ropext.pipeline import extending
-from ropext.pipeline.extended import Extended
+from ropext.pipeline.python_results import Extended
 from ropext.results.report.screen import plan_screen
 from ropext.results.report.text import serving_text
 from ropext.verifying import verification

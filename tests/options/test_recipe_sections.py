@@ -12,7 +12,7 @@ from ropext.options.extend import Extend, Reach
 from ropext.options.fields import value_kind
 from ropext.options.training import Finetune as TrainingOptions
 from ropext.options.training import Fit
-from ropext.pipeline import job
+from ropext.pipeline.checked_recipe import open_recipe, recipe_from_options
 from ropext.pipeline.recipe import (
     SECTIONS,
     Recipe,
@@ -119,9 +119,9 @@ def test_options_and_a_file_make_the_same_job(tmp_path):
     top = {"model": "ropext://demo", "revision": None}
     wish = {"method": "yarn", "factor": 2.0, "for_loaders": ("vllm",), "link": "hard"}
     later = {"finetune": "ropext://tuning", "evaluate": "ropext://held-out", "fit": None}
-    one = job.read(path)
-    two = job.from_options(top, wish, later, ["finetune.steps=3"])
-    three = job.read(
+    one = open_recipe(path)
+    two = recipe_from_options(top, wish, later, ["finetune.steps=3"])
+    three = open_recipe(
         {
             "model": "ropext://demo",
             "extend": {"method": "yarn", "factor": 2.0, "for": ["vllm"], "link": "hard"},
@@ -140,14 +140,14 @@ def test_the_fit_takes_how_far_and_for_whom_from_extend():
         "fit": {"data": "ropext://tuning", "steps": 4},
         "seed": 7,
     }
-    asked = job.read(wanted)
+    asked = open_recipe(wanted)
     assert asked.fit_options() == Fit(
         factor=2.0, for_loaders=("vllm",), start=("yarn",), steps=4, link="copy", seed=7
     )
 
 
 def test_one_seed_serves_all_sections_without_their_own():
-    asked = job.read(
+    asked = open_recipe(
         SMALL
         | {
             "seed": 5,
@@ -192,7 +192,7 @@ def test_a_refused_recipe_key_is_named_with_its_section_and_line(tmp_path, text,
     path = tmp_path / "r.yaml"
     path.write_text(text)
     with pytest.raises(RopextError) as caught:
-        job.read(path)
+        open_recipe(path)
     assert words in str(caught.value), str(caught.value)
 
 
@@ -203,18 +203,18 @@ def test_a_refused_option_names_the_command_lines_change(tmp_path):
     )
     said = r"line 3 \(finetune, with finetune.strategy=full\): --window is for --strategy pose"
     with pytest.raises(UsageError, match=said):
-        job.read(path, ["extend.factor=4", "finetune.strategy=full"])
+        open_recipe(path, ["extend.factor=4", "finetune.strategy=full"])
 
 
 def test_a_name_is_a_bundled_recipe_if_there_is_no_such_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert job.read("smoke-test").source.name == "smoke-test.yaml"
+    assert open_recipe("smoke-test").source.name == "smoke-test.yaml"
     (tmp_path / "smoke-test").write_text("model: mine\nextend: {factor: 2}\n")
-    assert job.read("smoke-test").model == "mine"
+    assert open_recipe("smoke-test").model == "mine"
     with pytest.raises(InputError, match="did you mean smoke-test"):
-        job.read("smoke-tst")
+        open_recipe("smoke-tst")
     with pytest.raises(InputError, match=r"sub/smoke-test does not exist"):
-        job.read("sub/smoke-test")
+        open_recipe("sub/smoke-test")
 
 
 def test_the_schema_describes_each_key_as_the_reader_accepts_it():
@@ -238,4 +238,4 @@ def test_the_schema_describes_each_key_as_the_reader_accepts_it():
 
 def test_bad_overrides_are_refused_before_anything_is_opened():
     with pytest.raises(UsageError, match="did you mean steps"):
-        job.read(SMALL, ["finetune.stps=4"])
+        open_recipe(SMALL, ["finetune.stps=4"])

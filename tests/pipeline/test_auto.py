@@ -16,11 +16,11 @@ from ropext.base.errors import InputError, UsageError
 from ropext.base.narration import NOBODY
 from ropext.base.table import escape
 from ropext.files.checkpoint import open_snapshot
-from ropext.pipeline import job
-from ropext.pipeline.choice import AutoChoice
-from ropext.pipeline.choosing import ChoiceStep
-from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.planned_choice import plan_choice
+from ropext.pipeline.auto import ChoiceStep
+from ropext.pipeline.auto_choice import AutoChoice
+from ropext.pipeline.auto_plan import plan_choice
+from ropext.pipeline.checked_recipe import open_recipe
+from ropext.pipeline.run_digests import RunDigests
 from ropext.results.model_index import card_figures
 from ropext.results.rules import Standing
 from ropext.results.values import Value
@@ -134,7 +134,7 @@ def test_a_dry_run_lists_the_candidates_and_writes_nothing(tmp_path, monkeypatch
 
 def test_a_run_refuses_its_mistakes_before_a_choice(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ropext.pipeline.choosing.choose", lambda *_: pytest.fail("it chose"))
+    monkeypatch.setattr("ropext.pipeline.auto.choose", lambda *_: pytest.fail("it chose"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     code, heard = run(*AUTO, "--data", "ropext://held-out", "-o", "out", "--dry-run", capsys=capsys)
@@ -159,21 +159,21 @@ def test_another_value_chooses_again(tmp_path, word):
         "extend": {"method": "auto", "factor": 2, "data": "ropext://held-out"},
         "fit": {"steps": 2},
     }
-    hashes = Hashes()
+    hashes = RunDigests()
 
     def inputs(read):
         return ChoiceStep(read, tmp_path, NOBODY, hashes).key()
 
-    before = inputs(job.read(recipe))
-    assert inputs(job.read(recipe)) == before
-    assert inputs(job.read(recipe, [word])) != before
-    assert inputs(job.read(recipe, ["extend.untrained=true"])) == before  # it decides no number
+    before = inputs(open_recipe(recipe))
+    assert inputs(open_recipe(recipe)) == before
+    assert inputs(open_recipe(recipe, [word])) != before
+    assert inputs(open_recipe(recipe, ["extend.untrained=true"])) == before  # it decides no number
     section, key, *_ = word.replace("=", ".").split(".")
     if key == "data":  # by its content
         named = recipe | {section: {"data": write(tmp_path / "a.jsonl", ["one"])}}
-        before = inputs(job.read(named))
+        before = inputs(open_recipe(named))
         write(tmp_path / "a.jsonl", ["another"])
-        assert inputs(job.read(named)) != before
+        assert inputs(open_recipe(named)) != before
 
 
 def test_documents_of_the_verdict_share_no_text_with_those_of_the_choice(tmp_path):
@@ -182,7 +182,7 @@ def test_documents_of_the_verdict_share_no_text_with_those_of_the_choice(tmp_pat
 
     def divided(texts):
         recipe["extend"]["data"] = write(tmp_path / "data.jsonl", texts)
-        found = plan_choice(job.read(recipe), NOBODY)
+        found = plan_choice(open_recipe(recipe), NOBODY)
         judged = [document.content for document in found.to_judge]
         return judged, [document.content for document in found.to_choose]
 
@@ -199,7 +199,7 @@ def test_documents_of_the_verdict_share_no_text_with_those_of_the_choice(tmp_pat
 
 def choice_of(tmp_path, extend, **changes):
     """Return a choice whose forms were not read."""
-    recipe = job.read({"model": "ropext://demo", "extend": extend}, [])
+    recipe = open_recipe({"model": "ropext://demo", "extend": extend}, [])
     found = plan_choice(recipe, NOBODY)
     recipe = found.recipe.model_copy(update=changes)
     write(tmp_path / "choosing.jsonl", [document.content for document in found.to_choose])

@@ -18,12 +18,13 @@ from ropext.base.errors import GateFailed, InputError, Interrupted, OutputExists
 from ropext.base.jsontext import read_object, read_values, write_json
 from ropext.base.narration import Call, Hooks
 from ropext.files.checkpoint import open_snapshot
-from ropext.pipeline import hashes, job, outcome, running, stage, steps
+from ropext.pipeline import run_digests, run_output, running, stage, stages
+from ropext.pipeline.checked_recipe import open_recipe
 from ropext.pipeline.evidence import Evidence
-from ropext.pipeline.ran import Ran
-from ropext.pipeline.running import NOT_DONE, Stages, forecast
-from ropext.pipeline.step import has_finished_step
-from ropext.pipeline.work import plan_run
+from ropext.pipeline.python_results import Ran
+from ropext.pipeline.run_context import plan_run
+from ropext.pipeline.running import UNFINISHED, WantedStages, forecast
+from ropext.pipeline.stage import has_finished_step
 from ropext.results.gates import Outcome
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
@@ -40,15 +41,15 @@ def go(wish=SMALL, output="out", **more):
     return done, said
 
 
-def counts_of(output, wish=SMALL, words=(), stages=NOT_DONE, say=print):
+def counts_of(output, wish=SMALL, words=(), stages=UNFINISHED, say=print):
     """Return the counts of a dry run."""
     call = Call(Hooks(say))
-    return forecast(job.read(wish, words), output, call, stages).to_json()
+    return forecast(open_recipe(wish, words), output, call, stages).to_json()
 
 
 def work_of(wish):
     """Return the run of a recipe that writes `out`, before it has begun."""
-    return plan_run(job.read(wish), Path("out"))
+    return plan_run(open_recipe(wish), Path("out"))
 
 
 def bytes_of(directory):
@@ -72,7 +73,7 @@ def test_a_second_run_skips_all_stages(tmp_path):
 
 def test_the_output_is_the_checkpoint_with_the_evidence_of_the_run(tmp_path):
     words = ("ropext", "run", "r.yaml", "--token", "hf_abcdefghijkl")
-    running.run(job.read(SMALL), Path("out"), Call(command=words))
+    running.run(open_recipe(SMALL), Path("out"), Call(command=words))
     record = json.loads((tmp_path / "out/ropext.json").read_text())
     assert record["command"] == ["ropext", "run", "r.yaml", "--token", "***"]
     assert record["run"]["resolved"]["extend"]["factor"] == 2.0
@@ -103,7 +104,7 @@ def test_a_log_is_no_content_of_a_folder(tmp_path):
     for text in ("one", "two"):
         (tmp_path / "used.log").write_text(text)
         (tmp_path / "weights").write_text("the same")
-        found.add(hashes.Hashes().of_tree(tmp_path))
+        found.add(run_digests.RunDigests().of_tree(tmp_path))
     assert len(found) == 1
 
 
@@ -113,10 +114,10 @@ def test_a_damaged_note_of_outputs_is_named_with_the_way_out(tmp_path, content):
     note = tmp_path / "out.run/stages/output.json"
     note.parent.mkdir(parents=True)
     (tmp_path / "out").mkdir()
-    assert outcome.owner(tmp_path / "out") is None
+    assert run_output.find_output_list(tmp_path / "out") is None
     note.write_text(content)
     with pytest.raises(InputError, match=r"damaged.*delete it") as raised:
-        outcome.owner(tmp_path / "out")
+        run_output.find_output_list(tmp_path / "out")
     assert str(note) in str(raised.value)
     assert raised.value.exit_code == 2
 
@@ -292,7 +293,7 @@ def test_after_an_upgrade_that_affects_numbers_the_evaluation_is_done_again(tmp_
 
 def test_another_schema_or_a_torn_record_is_done_again(tmp_path, monkeypatch):
     go()
-    monkeypatch.setattr(steps.ExtendStage, "schema", 99)
+    monkeypatch.setattr(stages.ExtendStage, "schema", 99)
     _, said = go()
     assert "extend: again (this ropext does it in another way)" in said
     (tmp_path / "out.run/stages/extend/run.json").write_text('{"decides": 99')
@@ -391,9 +392,9 @@ def test_the_dry_run_writes_nothing(tmp_path):
 
 def test_the_dry_run_of_a_new_run_reads_no_weight_and_no_document(tmp_path, monkeypatch):
     said_by = lambda name: lambda *_, **__: pytest.fail(f"{name} in a dry run")  # noqa: E731
-    monkeypatch.setattr("ropext.pipeline.work.with_weights", said_by("weights were fetched"))
-    monkeypatch.setattr(hashes.Hashes, "of_model", said_by("weights were hashed"))
-    monkeypatch.setattr(hashes.Hashes, "of_data", said_by("documents were hashed"))
+    monkeypatch.setattr("ropext.pipeline.run_context.with_weights", said_by("weights were fetched"))
+    monkeypatch.setattr(run_digests.RunDigests, "of_model", said_by("weights were hashed"))
+    monkeypatch.setattr(run_digests.RunDigests, "of_data", said_by("documents were hashed"))
     later = {"finetune": {"data": "ropext://tuning"}, "evaluate": {"data": "ropext://held-out"}}
     told = counts_of(tmp_path / "out", SMALL | later)["stages"]
     assert [name for name, stage in told.items() if "skipped" in stage] == []
@@ -404,7 +405,7 @@ def kept_by_count(tmp_path, wish=SMALL, **choice):
     """Return for each stage whether a dry run calls it done, and check that the dry run wrote
     nothing."""
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    found = counts_of(tmp_path / "out", wish, stages=Stages(**choice))
+    found = counts_of(tmp_path / "out", wish, stages=WantedStages(**choice))
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
     told = found["stages"]
     return {name: own["what"].startswith("done before") for name, own in told.items()}
@@ -442,7 +443,7 @@ class Greeting(stage.Stage):
         return {"model": self.work.recipe.model}
 
     def look(self):
-        return {"hello": self.work.hashes.of(self.path)} if self.path.is_file() else None
+        return {"hello": self.work.digests.of(self.path)} if self.path.is_file() else None
 
     def do(self):
         self.path.write_text("hello\n")
@@ -454,7 +455,7 @@ class Greeting(stage.Stage):
 def test_a_stage_that_starts_from_no_checkpoint_is_kept_by_the_dry_run_and_by_the_run(
     tmp_path, monkeypatch
 ):
-    plan, extend = steps.stages_of(work_of(SMALL))
+    plan, extend = stages.stages_of(work_of(SMALL))
     kinds = (type(plan), type(extend), Greeting)
     monkeypatch.setattr(running, "stages_of", lambda work: [kind(work) for kind in kinds])
     go()
@@ -470,7 +471,7 @@ def test_a_training_starts_from_the_fit_if_there_is_one():
     starts = [{}, later, {"finetune": later["finetune"]}]
     found = []
     for more in starts:
-        by_name = {one.name: one.starts_from for one in steps.stages_of(work_of(SMALL | more))}
+        by_name = {one.name: one.starts_from for one in stages.stages_of(work_of(SMALL | more))}
         found.append(by_name.get("finetune"))
         assert by_name["extend"] == ()
         assert by_name.get("fit", ()) == ()
@@ -478,10 +479,10 @@ def test_a_training_starts_from_the_fit_if_there_is_one():
 
 
 def test_every_stage_of_a_recipe_has_its_kind_in_their_order():
-    from ropext.pipeline.outcome import ReportStage
     from ropext.pipeline.recipe import STAGES
+    from ropext.pipeline.run_output import ReportStage
 
-    assert tuple(kind.name for kind in (*steps.STAGE_KINDS, ReportStage)) == STAGES
+    assert tuple(kind.name for kind in (*stages.STAGE_KINDS, ReportStage)) == STAGES
 
 
 def test_the_dry_run_describes_each_stage_by_its_options(tmp_path):
@@ -555,14 +556,14 @@ def test_killed_while_the_output_was_replaced_it_resumes(tmp_path, factor):
 
 
 def test_an_output_that_appears_during_the_run_is_not_replaced(tmp_path, monkeypatch):
-    extend = steps.write_extension
+    extend = stages.write_extension
 
     def meanwhile(*args, **more):
         (tmp_path / "out").mkdir()
         (tmp_path / "out/mine.txt").write_text("mine")
         return extend(*args, **more)
 
-    monkeypatch.setattr(steps, "write_extension", meanwhile)
+    monkeypatch.setattr(stages, "write_extension", meanwhile)
     with pytest.raises(OutputExists, match="this recipe did not write it"):
         go()
     assert (tmp_path / "out/mine.txt").read_text() == "mine"
@@ -591,7 +592,7 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
     go()
     wish = SMALL | {"extend": SMALL["extend"] | {"factor": 4}}
     with monkeypatch.context() as broken:
-        broken.setattr("ropext.pipeline.steps.write_extension", lambda *args, **more: 1 / 0)
+        broken.setattr("ropext.pipeline.stages.write_extension", lambda *args, **more: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             go(wish)
     done, _ = go(wish)
@@ -608,7 +609,7 @@ def test_killed_before_it_claims_its_folder_an_evaluation_leaves_no_old_results(
     work.evaluation.mkdir(parents=True)
 
     def step(key, do):
-        own = steps.EvaluateStage(work)
+        own = stages.EvaluateStage(work)
         monkeypatch.setattr(own, "key", lambda: {"key": key})
         monkeypatch.setattr(own, "do", do)
         return own
@@ -630,7 +631,7 @@ def test_the_device_decides_nothing_and_the_reading_mode_does(tmp_path):
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
         work = work_of(wish)
-        return steps.EvaluateStage(work).key()
+        return stages.EvaluateStage(work).key()
 
     assert inputs(device="cpu", chunk=64) == inputs()
     assert inputs(max_docs=9) != inputs()
@@ -646,12 +647,12 @@ def test_a_model_in_the_hubs_cache_is_read_for_its_key(tmp_path):
     """Its folder is called by a commit, and may have been edited all the same."""
     place = tmp_path / "models--me--m" / "snapshots" / ("0123456789" * 4)
     shutil.copytree(MODELS["ropext://demo"], place)
-    first = hashes.Hashes().of_model(open_snapshot(str(place)))
+    first = run_digests.RunDigests().of_model(open_snapshot(str(place)))
     weights = place / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    assert hashes.Hashes().of_model(open_snapshot(str(place))) != first
+    assert run_digests.RunDigests().of_model(open_snapshot(str(place))) != first
 
 
 @pytest.mark.parametrize(
@@ -697,7 +698,7 @@ def test_inputs_are_not_in_the_place_of_the_kept_output(tmp_path):
     shutil.copytree(MODELS["ropext://demo"], tmp_path / "out.previous")
     before = bytes_of(tmp_path)
     wish = SMALL | {"model": "out.previous"}
-    recipe = job.read(wish)
+    recipe = open_recipe(wish)
     with pytest.raises(
         UsageError, match=r"out.previous \(where --keep-previous .*the input itself"
     ):
@@ -719,7 +720,7 @@ def test_a_token_in_a_recipe_is_not_copied(tmp_path):
 
 def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path, monkeypatch):
     work = work_of(SMALL)
-    own = steps.PlanStage(work)
+    own = stages.PlanStage(work)
     with monkeypatch.context() as broken:
         broken.setattr(own, "do", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -734,12 +735,12 @@ def test_an_interrupt_names_the_kept_results_after_a_finished_stage(tmp_path, mo
     def interrupted(*args, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(steps, "write_bytes", interrupted)  # interrupts the plan, the first stage
+    monkeypatch.setattr(stages, "write_bytes", interrupted)  # interrupts the plan, the first stage
     with pytest.raises(KeyboardInterrupt):
         go()
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(steps, "write_extension", interrupted)
+    monkeypatch.setattr(stages, "write_extension", interrupted)
     with pytest.raises(
         Interrupted, match=r"finished stages are kept in out\.run; run the same command"
     ):

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from ropext.base.workdir import Workdir
-from ropext.pipeline.step import Step, StepRecord, has_finished_step, step_record
+from ropext.pipeline.stage import Step, StepRecord, has_finished_step, step_record
 
 
 class Written(Step):
@@ -55,7 +55,7 @@ def test_a_step_runs_once_and_again_if_its_key_or_its_files_changed(tmp_path, mo
     said = []
 
     def done(again=False, torch="2", **more):
-        monkeypatch.setattr("ropext.pipeline.step.versions", lambda: {"torch": torch})
+        monkeypatch.setattr("ropext.pipeline.stage.versions", lambda: {"torch": torch})
         made = step(tmp_path, **more).do_once(said.append, again)
         return said[-1] if made else None
 
@@ -77,7 +77,7 @@ def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path, monk
 
     def done(kind, place, receive, rank="0"):
         monkeypatch.setenv("RANK", rank)
-        monkeypatch.setattr("ropext.pipeline.step.from_first", receive)
+        monkeypatch.setattr("ropext.pipeline.stage.from_first", receive)
         own = step(place, kind=kind, base="a")
         own.taken = taken
         if rank != "0":

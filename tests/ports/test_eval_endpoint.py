@@ -21,7 +21,7 @@ from json_schema import check_file
 from ropext.base.narration import Call, Hooks, told
 from ropext.endpoint.plan import quick_lengths
 from ropext.endpoint.remote_model import error_text
-from ropext.pipeline.ports import evaluate_server, plan_port
+from ropext.pipeline.server_evaluation import evaluate_server, plan_server_evaluation
 from ropext.results.rundir import read_run
 
 LENGTHS = ("--lengths", "256,1024", "--items", "2")
@@ -496,7 +496,7 @@ def test_the_first_answers_give_an_estimate_of_the_time_left(parallel, left) -> 
     show = told(said.append, lambda: now[0])
     with serving(Fake(limit=4096, says=slow)) as url:
         given = {"endpoint": url, "lengths": "256", "items": 1, "parallel": parallel}
-        evaluate_server(plan_port(given, None, (), None), None, Call(Hooks(show=show)))
+        evaluate_server(plan_server_evaluation(given, None, (), None), None, Call(Hooks(show=show)))
     assert f"about {left} left: questions" in said[0]
 
 

@@ -9,7 +9,7 @@ from fake_server import Fake, looked_up, serving, words
 
 from ropext.base.errors import InputError
 from ropext.base.narration import NOBODY
-from ropext.pipeline.ports import evaluate_server, plan_port
+from ropext.pipeline.server_evaluation import evaluate_server, plan_server_evaluation
 
 KEYS = 6
 
@@ -108,7 +108,7 @@ def test_a_server_answers_a_bundled_task_and_a_function(capsys):
         return [(prompt(number, length // 2), [f"{number}7{number}"]) for number in range(3)]
 
     with serving(Fake(limit=4096)) as url:
-        plan = plan_port(
+        plan = plan_server_evaluation(
             {"endpoint": url, "tasks": [doors, "mkey"], "lengths": "512,1k", "context": "256"}, None
         )
         done = evaluate_server(plan, None, NOBODY)
@@ -122,6 +122,6 @@ def test_a_broken_file_is_refused_before_a_question(tmp_path):
     path = write(tmp_path / "doors.jsonl", [*rows(), {"input": "a"}])
     fake = Fake(limit=4096)
     with serving(fake) as url, pytest.raises(InputError, match="line 7 has no 'outputs'"):
-        plan_port({"endpoint": url, "tasks": str(path), "lengths": "512"}, None)
+        plan_server_evaluation({"endpoint": url, "tasks": str(path), "lengths": "512"}, None)
     assert not fake.asked
     assert len(words(prompt(1, 200))) > 200

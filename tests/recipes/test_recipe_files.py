@@ -19,7 +19,7 @@ from ropext.base.errors import UsageError
 from ropext.cli.app import build
 from ropext.cli.recipes import header
 from ropext.files import inspecting
-from ropext.pipeline import job
+from ropext.pipeline.checked_recipe import open_recipe
 from ropext.pipeline.public import run
 from ropext.pipeline.recipe import read_recipe, schema
 
@@ -46,7 +46,7 @@ def test_the_bundled_recipes_are_the_listed_ones():
 def test_a_recipe_states_its_purpose(path):
     told = header(path)
     assert set(told) == {"what for", "needs", "command", "run"}
-    asked = job.read(path)
+    asked = open_recipe(path)
     if asked.model == "ropext://demo":
         assert told["run"].startswith("yes")
     else:
@@ -55,7 +55,7 @@ def test_a_recipe_states_its_purpose(path):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_plans_on_the_config_of_its_model(path, tmp_path):
-    asked = job.read(path)
+    asked = open_recipe(path)
     model = asked.model
     if model != "ropext://demo":
         shutil.copy(CONFIGS / f"{model}.json", tmp_path / "config.json")
@@ -69,7 +69,7 @@ def test_a_recipe_plans_on_the_config_of_its_model(path, tmp_path):
 
 def test_the_qwen_recipe_equals_its_authors_documentation():
     """Qwen2.5's model card: rope_scaling of factor 4.0 on 32768, type yarn."""
-    asked = job.read(ROOT / "recipes/qwen2.5-7b-128k.yaml")
+    asked = open_recipe(ROOT / "recipes/qwen2.5-7b-128k.yaml")
     config = json.loads((CONFIGS / f"{asked.model}.json").read_text())
     from ropext.planning import make_plan
 

@@ -81,7 +81,7 @@ PRELOADED = (
     *(
         "ropext.cli.app",
         "ropext.pipeline.running",
-        "ropext.pipeline.outcome",
+        "ropext.pipeline.run_output",
     ),
 )
 

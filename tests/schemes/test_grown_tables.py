@@ -14,7 +14,7 @@ import ropext
 from ropext.base.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.files.inspecting import plan_config
 from ropext.options.extend import Extend
-from ropext.pipeline.publishing import push
+from ropext.pipeline.public import push
 from ropext.scaling.tables import METHODS
 
 KEYS = {

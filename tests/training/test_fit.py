@@ -523,7 +523,7 @@ def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_pat
     tensors[first].view(-1)[0] += 1
     save_file(tensors, file, metadata={"format": "pt"})
     from ropext.options.training import Fit
-    from ropext.pipeline.steps import FitStage
+    from ropext.pipeline.stages import FitStage
 
     found = [
         fit.prepare_fit(str(own), str(stories), Fit(**RANDOM)).decides() for own in (base, again)

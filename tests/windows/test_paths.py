@@ -135,7 +135,7 @@ def test_a_recorded_file_in_a_folder_has_slashes(tmp_path):
 
 def test_no_relative_path_becomes_text_but_with_slashes():
     """What Linux can hold of it: `relative_to` is followed by `as_posix`, or joined as a path."""
-    joined = {"target / file.relative_to(source)"}  # pipeline/outcome.py
+    joined = {"target / file.relative_to(source)"}  # pipeline/run_output.py
     later = {"[file.relative_to(folder) for file in files]"}  # sources
     package, found = Path(ropext.__file__).parent, 0
     for file in package.rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Define the stages of a run that do not train, and list all stages in their order."""
+"""Define the stages of a run before its report, and list them in their order."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from ropext.base.locks import release
 from ropext.base.workdir import Flat
 from ropext.files.checkpoint.provenance import installed
 from ropext.options.evaluate import Evaluate
-from ropext.options.fields import EVALUATE, EXTEND
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
+from ropext.options.training import Finetune, Fit, TrainingOptions
 from ropext.pipeline.extending import warned, write_extension
 from ropext.pipeline.recipe import PLAN
-from ropext.pipeline.stage import CheckpointStage, Stage
-from ropext.pipeline.training_stages import FinetuneStage, FitStage
-from ropext.pipeline.work import RunContext
+from ropext.pipeline.run_context import RunContext
+from ropext.pipeline.stage import CheckpointStage, Stage, section_key
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
 from ropext.results.report.text import bytes_text
 from ropext.scaling import is_function
@@ -43,7 +43,7 @@ class PlanStage(Stage):
 
     def look(self) -> Flat | None:
         """Return the digest of the run's plan.json, or None if it is missing."""
-        return {"plan": self.work.hashes.of(self.path)} if self.path.is_file() else None
+        return {"plan": self.work.digests.of(self.path)} if self.path.is_file() else None
 
     def do(self) -> None:
         """Write the plan of a run, and print its warnings."""
@@ -73,7 +73,7 @@ class ExtendStage(CheckpointStage):
         work = self.work
         writing = work.recipe.extend
         return {
-            "base": work.hashes.of_model(work.whole_base),
+            "base": work.digests.of_model(work.whole_base),
             "config": digest(work.plan.config),
             "extend.link": writing.link,
             "extend.no_verify": writing.no_verify,
@@ -99,6 +99,98 @@ class ExtendStage(CheckpointStage):
         how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[writing.link]
         proof = "not verified" if writing.no_verify else "verified with transformers"
         return {"what": f"{bytes_text(total)} of weights {how}, {proof}", "bytes": total}
+
+
+class FitStage(CheckpointStage):
+    """The stage that writes the checkpoint with a fitted spectrum."""
+
+    name = FIT
+    schema = Fit.key_schema
+    everyone = True
+
+    @property
+    def options(self) -> Fit:
+        """Return the fit's options, completed by the options of the extension."""
+        return self.work.recipe.fit_options()
+
+    def content(self) -> Flat:
+        """Return everything that decides the fitted checkpoint of a run."""
+        work = self.work
+        base = {"base": work.digests.of_model(work.whole_base)}
+        base |= section_key(FIT, self.options, work.digests)
+        return self.section() | base | {"config": digest(work.base.config)}
+
+    def write(self) -> None:
+        """Run the fit stage of a recipe, and write its checkpoint."""
+        from ropext.training.request import TrainingRequest
+
+        base = self.work.base
+        revision = base.commit if base.is_on_hub else None
+        data = str(self.work.recipe.options(FIT)["data"])
+        call = self.work.call_of_stages
+        request = TrainingRequest(base.name, data, self.options, revision)
+        with request.prepared(self.place, call) as training:
+            training.make(self.place, call)
+
+    def counts(self) -> JsonObject:
+        """Return the entry of the fit in a dry run: its steps, and the tokens of each step."""
+        assert self.work.recipe.fit is not None
+        return _training_counts(self.work.recipe.fit)
+
+
+class FinetuneStage(CheckpointStage):
+    """The stage that writes the fine-tuned checkpoint."""
+
+    name = FINETUNE
+    schema = Finetune.key_schema
+    everyone = True
+
+    @property
+    def starts_from(self) -> tuple[str, ...]:
+        """Return the stage whose checkpoint the finetune stage of a recipe trains."""
+        return (FIT if FIT in self.work.recipe.stages else EXTEND,)
+
+    def content(self) -> Flat:
+        """Return everything that decides the fine-tuned checkpoint of a run."""
+        (source,) = self.starts_from
+        return self.section() | (self.work.checkpoint_digest(source) or {})
+
+    def write(self) -> None:
+        """Run the finetune stage of a recipe, and write its checkpoint."""
+        from ropext.training.request import TrainingRequest
+
+        data = str(self.work.recipe.options(FINETUNE)["data"])
+        call = self.work.call_of_stages
+        options = self.work.recipe.finetune_options()
+        (source,) = self.starts_from
+        request = TrainingRequest(str(self.work.checkpoint(source)), data, options)
+        with request.prepared(self.place, call) as training:
+            training.make(self.place, call)
+
+    def counts(self) -> JsonObject:
+        """Return the entry of the fine-tuning in a dry run: its steps, and the tokens of each
+        step."""
+        options = self.work.recipe.finetune
+        assert options is not None
+        return _training_counts(options, options.epochs)
+
+
+def _training_counts(options: TrainingOptions, epochs: float | None = None) -> JsonObject:
+    """Return the estimated work of a training, by its options alone."""
+    from ropext.training.defaults import MOST_STEPS
+
+    steps = options.steps
+    batch = options.batch_tokens
+    what = f"{steps} steps"
+    if steps is None:
+        what = f"at most {MOST_STEPS} steps"
+    if epochs is not None:
+        what = f"{epochs:g} passes over the data"
+    if batch is None:
+        what += ", tokens per step by the size of the model"
+    else:
+        what += f", {batch:,} tokens per step"
+    return {"what": what, "steps": steps, "batch_tokens": batch}
 
 
 class EvaluateStage(Stage):
@@ -135,7 +227,7 @@ class EvaluateStage(Stage):
     def look(self) -> Flat | None:
         """Return the digest of the evaluation's results.json; None if the stage is not complete."""
         whole = self.results.is_file() and (self.work.evaluation / "report.html").is_file()
-        return {"results": self.work.hashes.of(self.results)} if whole else None
+        return {"results": self.work.digests.of(self.results)} if whole else None
 
     def do(self) -> None:
         """Evaluate the checkpoints of a run."""
@@ -164,7 +256,9 @@ class EvaluateStage(Stage):
         options = work.recipe.evaluate
         assert options is not None
         lengths = options.lengths or doubling_grid(work.plan.context, work.plan.target)
-        what = [f"at most {options.max_docs} documents"] if options.data else []
+        what = list[str]()
+        if options.data:
+            what.append(f"at most {options.max_docs} documents")
         questions = "1 question" if options.items == 1 else f"{options.items} questions"
         for task in options.tasks:
             if isinstance(task, OwnTask):

@@ -11,7 +11,7 @@ from ropext.files.checkpoint.digests import Digests
 from ropext.options.fields import DOCUMENTS
 
 
-class Hashes(Digests):
+class RunDigests(Digests):
     """Digests of whole folders, models and data."""
 
     def of_tree(self, directory: Path, but: Collection[str] = ()) -> str | None:

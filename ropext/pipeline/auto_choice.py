@@ -1,22 +1,41 @@
-"""Choose a method: measure the candidates, and write the choice as keys of the recipe."""
+"""Measure the candidates of `--method auto` on the same documents, and decide: the content of
+choice.json, with the choice as keys of the recipe."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropext.base.errors import RopextError
+from ropext.base.errors import InputError, RopextError
 from ropext.base.jsontext import JsonObject
+from ropext.base.lengths import length_text
 from ropext.base.narration import Call
+from ropext.evaluation import corpus
 from ropext.evaluation.dividing import write_documents
+from ropext.evaluation.documents import read_corpus
+from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.measured_plan import preferred_in_ties
+from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.variants import Variant, applied
+from ropext.evaluation.workload import Workload
+from ropext.files.checkpoint import with_weights
+from ropext.models.load import load_model, loading_of, memory_errors, out_of_memory, silenced
 from ropext.options.fields import EVALUATE, EXTEND, FIT
-from ropext.pipeline.planned_choice import PLACES, STAYS, TASK, PlannedChoice
+from ropext.pipeline.auto_plan import PLACES, STAYS, TASK, PlannedChoice
 from ropext.pipeline.recipe import SECTIONS
-from ropext.pipeline.trying import choice_documents_path, measure_candidates
-from ropext.pipeline.work import USED
+from ropext.pipeline.run_context import USED
 from ropext.results import UNTOUCHED
-from ropext.results.overlap import NO_DOCUMENTS, training_documents
-from ropext.results.rules import Standing, choice_reason
+from ropext.results.measurement import Store
+from ropext.results.overlap import NO_DOCUMENTS, TrainingDocuments, training_documents
+from ropext.results.rules import (
+    Standing,
+    choice_reason,
+    in_memory_sentence,
+    loss_standing,
+    tail_above,
+)
+from ropext.results.values import FEWEST_DOCUMENTS
 
 # Closed forms from which a fit is tried.
 STARTS = 3
@@ -30,22 +49,37 @@ class FitKeys:
     why_not: str = ""
 
 
+@dataclass(frozen=True)
+class CandidateResults:
+    """The measurement of all candidates."""
+
+    order: Standing
+    chose: TrainingDocuments  # the documents
+    in_memory: tuple[str, ...]  # a sentence for each method that no checkpoint holds
+
+
 class AutoChoice:
-    """One choice of the method, which measures and then decides."""
+    """One choice of the method: it measures every candidate on the same documents, then decides."""
 
     def __init__(self, planned: PlannedChoice, folder: Path, call: Call) -> None:
         self.planned = planned
         self.folder = folder
         self.call = call
+        self._choice_file = folder / "choosing.jsonl"
         self._verdict_file = folder / "verdict.jsonl"
+        self.stores = dict[str, Store]()
+        for label in planned.compared.labels:
+            self.stores[label] = Store(folder / "readings" / label)
+        self.not_finite = dict[str, str]()  # candidate -> why its logits count for nothing
+        self.tokens = 0  # read forward
 
     def made(self) -> JsonObject:
         """Measure every candidate, and return the content of choice.json."""
         planned = self.planned
         say = self.call.hooks.say
-        write_documents(choice_documents_path(self.folder), planned.to_choose)
+        write_documents(self._choice_file, planned.to_choose)
         write_documents(self._verdict_file, planned.to_judge)
-        tried = measure_candidates(planned, self.folder, self.call)
+        tried = self._measure_candidates()
         method = tried.order.take(
             tried.order.alike, [UNTOUCHED, *preferred_in_ties(planned.compared.plans)]
         )
@@ -55,7 +89,7 @@ class AutoChoice:
         if method == UNTOUCHED:
             stays = planned.compared.plans[UNTOUCHED].recipe
             recipe |= {f"{EXTEND}.{key}": getattr(stays, key) for key in STAYS}
-        left_out = {**planned.left_out, **tried.not_finite}
+        left_out = {**planned.left_out, **self.not_finite}
         if fit.why_not:
             left_out[FIT] = fit.why_not
         say(f"choose: {method}: {why}")
@@ -77,9 +111,71 @@ class AutoChoice:
             "standing": tried.order.to_json(),
             "fits": not fit.why_not,
             "left_out": left_out,
-            "forward_tokens": tried.tokens,
+            "forward_tokens": self.tokens,
             "recipe": recipe,
         }
+
+    def _measure_candidates(self) -> CandidateResults:
+        """Measure every candidate on the documents for the choice. An interrupted choice keeps the
+        losses of the tokens that it read."""
+        planned = self.planned
+        say = self.call.hooks.say
+        say(
+            f"choosing among {', '.join(planned.compared.plans)} at "
+            f"{length_text(planned.target)} on {planned.documents} documents"
+        )
+        if planned.documents < FEWEST_DOCUMENTS:
+            say(
+                f"warning: [few-documents] only {planned.documents} documents to choose by: "
+                "no intervals (eight or more give them); ropext takes the lowest"
+            )
+        said = out_of_memory(planned.recipe.model, "what was read is kept")
+        with silenced(), memory_errors(said):
+            return self._read_candidates()
+
+    def _read_candidates(self) -> CandidateResults:
+        """Load the model and measure it with each candidate that a checkpoint can hold; then
+        compare the others with the lowest candidate."""
+        planned = self.planned
+        values = planned.reading.unstored()
+        values["data"] = str(self._choice_file)
+        files = planned.reading.changed(**values)
+        wanted = corpus.Wanted((planned.target,), True, files.max_docs)
+        documents = read_corpus(files, planned.encoder, wanted).documents
+        loading = loading_of(files, self.call.trust_remote_code)
+        model = load_model(with_weights(planned.compared.snapshot), loading)
+        reader = Reader(partial(applied, model), files)
+        reads = Workload(planned.frame, documents)
+        finite = self._finite_variants(reader, planned.compared.variants_of_plans, reads)
+        if not finite:
+            raise InputError(f"every method gives logits that are not finite: {self.not_finite}")
+        order = loss_standing(reads.measured(finite, self.stores))
+        (lowest,) = (variant for variant in finite if variant.label == order.lowest)
+        sentences = list[str]()
+        beside = planned.compared.readable(reader.computing).beside
+        for variant in self._finite_variants(reader, beside, reads):
+            both = reads.measured([lowest, variant], self.stores)
+            above = tail_above(both, variant.label, lowest.label)
+            sentences.append(in_memory_sentence(variant.label, above, lowest.label))
+        chose = training_documents(document.known_by[1:] for document in documents)
+        return CandidateResults(order, chose, tuple(sentences))
+
+    def _finite_variants(
+        self, reader: Reader, variants: Iterable[Variant], reads: Workload
+    ) -> list[Variant]:
+        """Measure the variants that were not measured before; return the variants with finite
+        logits."""
+        finite = list[Variant]()
+        for variant in variants:
+            self.tokens += reads.tokens(variant)
+            progress = Progress(hooks=self.call.hooks, kept_in=self.folder)
+            try:
+                reader.measure([variant], reads, self.stores, progress)
+            except NanInLogits as error:
+                self.not_finite[variant.label] = str(error)
+            else:
+                finite.append(variant)
+        return finite
 
     def fit_of(self, method: str, order: Standing) -> FitKeys:
         """Return the keys of a fit that starts from the closed forms with the lowest loss.
@@ -110,7 +206,7 @@ class AutoChoice:
         keys = dict[str, Any]()
         for key, value in SECTIONS[FIT].unstored().items():
             keys[f"{FIT}.{key}"] = value
-        keys[f"{FIT}.data"] = str(choice_documents_path(self.folder))
+        keys[f"{FIT}.data"] = str(self._choice_file)
         keys[f"{FIT}.start"] = start
         if self.planned.recipe.extend.within:
             keys[f"{FIT}.within"] = self.planned.recipe.extend.within

@@ -23,7 +23,7 @@ from ropext.results.measurement import Measurement
 from ropext.results.perplexity import MeasuredDocuments
 
 
-def plan_port(
+def plan_server_evaluation(
     given: Mapping[str, Any],
     model: str | None,
     gates: Sequence[Gate] = (),
@@ -43,9 +43,9 @@ def plan_port(
         from ropext.evaluation.documents import source_of
 
         require_data(source_of(options))
-    plan = plan_server(options, model, _texts(options))
+    plan = plan_server(options, model, _texts_around_needles(options))
     if plan.losses is not None:
-        plan = reading_texts(plan, _as_tokens(options, plan.wanted.lengths))
+        plan = reading_texts(plan, _documents_as_tokens(options, plan.wanted.lengths))
     asked = options.model_copy(update={"tasks": plan.wanted.tasks})
     reads_text = plan.reads is not None
     ServerMetrics(asked, plan.labels, plan.wanted.lengths, reads_text=reads_text).check(gates)
@@ -59,8 +59,8 @@ def evaluate_server(plan: ServerPlan, output: Path | None, call: Call) -> Measur
     return measure_server(plan, output, call, write_server_report)
 
 
-def _texts(options: EndpointOptions) -> tuple[str, ...]:
-    """Return the texts of --data that surround the needles."""
+def _texts_around_needles(options: EndpointOptions) -> tuple[str, ...]:
+    """Read the texts of --data that surround the needles in the questions to a server."""
     if options.data is None or options.haystack != "text":
         return ()
     # late: most evaluations of a server need no texts
@@ -76,14 +76,15 @@ def _texts(options: EndpointOptions) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> ServerTexts:
-    """Return the documents that an evaluation of a directory would read, with the same tokens."""
+def _documents_as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> ServerTexts:
+    """Return the documents for the perplexity of a server: those that an evaluation of a directory
+    would read, with the same tokens."""
     import numpy as np
 
     from ropext.evaluation.corpus import DocumentEncoder, Wanted
     from ropext.evaluation.documents import read_corpus
 
-    encoder = DocumentEncoder(text_tokenizer(_directory(options)), seed=options.seed)
+    encoder = DocumentEncoder(text_tokenizer(_tokenizer_directory(options)), seed=options.seed)
     wanted = Wanted(tuple(lengths), given=True, max_documents=options.max_docs)
     corpus = read_corpus(options, encoder, wanted)
     documents = MeasuredDocuments(
@@ -95,8 +96,9 @@ def _as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> ServerTexts:
     return ServerTexts(documents, ids, encoder.bos, corpus.to_json())
 
 
-def _directory(options: EndpointOptions) -> Path:
-    """Return the directory of the tokenizer that encodes the texts."""
+def _tokenizer_directory(options: EndpointOptions) -> Path:
+    """Return the directory of --tokenizer or --against, whose tokenizer encodes the texts for a
+    server's perplexity."""
     if options.tokenizer is not None:
         return Path(options.tokenizer)
     if options.against is None or Path(options.against).is_file():

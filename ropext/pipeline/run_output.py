@@ -19,14 +19,14 @@ from ropext.base.workdir import STEPS, Flat
 from ropext.files.checkpoint import card, provenance
 from ropext.files.checkpoint.provenance import Record, read_record
 from ropext.files.checkpoint.writing import copy_file, place
+from ropext.pipeline.checked_recipe import previous_output
 from ropext.pipeline.evidence import SECTION, Evidence, compared_runs_key, evidence_of, run_section
-from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.job import previous
-from ropext.pipeline.ran import OUTCOME, write_outcome
+from ropext.pipeline.python_results import OUTCOME, write_outcome
 from ropext.pipeline.recipe import REPORT
 from ropext.pipeline.report_page import write_report
+from ropext.pipeline.run_context import RunContext
+from ropext.pipeline.run_digests import RunDigests
 from ropext.pipeline.stage import Stage
-from ropext.pipeline.work import RunContext
 from ropext.results.report import tables
 from ropext.results.report.gates import gate_table
 
@@ -60,7 +60,7 @@ class ReportStage(Stage):
             "gates": list(work.recipe.evaluate.fail_if) if work.recipe.evaluate else [],
             "output": work.output.name,
             **work.contents_key(),
-            "results": work.hashes.of(results) if results.is_file() else None,
+            "results": work.digests.of(results) if results.is_file() else None,
             **compared_runs_key(work),
         }
 
@@ -69,8 +69,8 @@ class ReportStage(Stage):
         output; None if report.html or outcome.json is missing."""
         if not self.page.is_file() or not (self.work.folder / OUTCOME).is_file():
             return None
-        output = self.work.hashes.of_tree(self.work.output, but=PUSHED)
-        return {"report": self.work.hashes.of(self.page), "output": output}
+        output = self.work.digests.of_tree(self.work.output, but=PUSHED)
+        return {"report": self.work.digests.of(self.page), "output": output}
 
     def do(self) -> None:
         """Write the output of a run if its gates passed, then outcome.json and the report."""
@@ -92,23 +92,23 @@ class ReportStage(Stage):
 
 def _keep_previous(output: Path) -> None:
     """Copy an output to OUT.previous, its weights as links, and replace the older OUT.previous."""
-    kept = Output(previous(output), force=True, reads=[output])
+    kept = Output(previous_output(output), force=True, reads=[output])
     with staged(kept) as stage, os_errors(output):
         _carry(output, stage.directory)
         for name in PUSHED:
             copy_file(output / name, stage.directory / name)
 
 
-def _is_output_of(work: RunContext, source: Path) -> bool:
+def _is_checkpoint_in_output(work: RunContext, source: Path) -> bool:
     """Return True if the output is already this checkpoint.
 
     Then OUT.previous is kept, and only the report is written again.
     """
-    before = work.hashes.of_tree(work.output, but=PUSHED)
-    return before == work.hashes.of_tree(source, but=PUSHED)
+    before = work.digests.of_tree(work.output, but=PUSHED)
+    return before == work.digests.of_tree(source, but=PUSHED)
 
 
-def check_free(work: RunContext) -> None:
+def check_output_is_free(work: RunContext) -> None:
     """Refuse to replace an output that this run did not write, unless --force is given.
 
     With --keep-previous, OUT.previous must be replaceable too.
@@ -116,9 +116,9 @@ def check_free(work: RunContext) -> None:
     if not os.path.lexists(work.output):
         return
     if work.call.keep_previous:
-        check_output(Output(previous(work.output), force=True))
-    owned = _outputs_noted(work.folder / STEPS / OWNED)
-    if work.hashes.of_tree(work.output) in owned:
+        check_output(Output(previous_output(work.output), force=True))
+    owned = _read_output_digests(work.folder / STEPS / OWNED)
+    if work.digests.of_tree(work.output) in owned:
         return
     if not work.call.force:
         raise OutputExists(
@@ -128,16 +128,16 @@ def check_free(work: RunContext) -> None:
     check_output(Output(work.output, force=True))
 
 
-def owner(output: Path) -> Path | None:
+def find_output_list(output: Path) -> Path | None:
     """Return the run's list of its outputs if that run wrote the output as it is now."""
     note = run_folder(output) / STEPS / OWNED
-    owned = _outputs_noted(note)
-    if owned and Hashes().of_tree(output) in owned:
+    owned = _read_output_digests(note)
+    if owned and RunDigests().of_tree(output) in owned:
         return note
     return None
 
 
-def _outputs_noted(note: Path) -> list[str]:
+def _read_output_digests(note: Path) -> list[str]:
     """Read the digests of the outputs that a run has written; an empty list if it wrote none."""
     if not note.is_file():
         return []
@@ -151,11 +151,11 @@ def _outputs_noted(note: Path) -> list[str]:
     return owned
 
 
-def claim(note: Path, output: Path) -> None:
+def add_to_output_list(note: Path, output: Path) -> None:
     """Add the output's present content to the run's list, because a push changed its card."""
-    content = Hashes().of_tree(output)
+    content = RunDigests().of_tree(output)
     if content is not None:
-        owned = _outputs_noted(note)
+        owned = _read_output_digests(note)
         owned.append(content)
         write_json(note, owned)
 
@@ -164,9 +164,9 @@ def write_output(work: RunContext, evidence: Evidence) -> None:
     """Write OUT completely or not at all."""
     source = work.checkpoints[work.final]
     recover(work.output)
-    check_free(work)  # again: hours may have passed
+    check_output_is_free(work)  # again: hours may have passed
     force = os.path.lexists(work.output)
-    if force and work.call.keep_previous and not _is_output_of(work, source):
+    if force and work.call.keep_previous and not _is_checkpoint_in_output(work, source):
         _keep_previous(work.output)
     with staged(Output(work.output, force, [source])) as stage:
         with os_errors(work.output):
@@ -217,8 +217,8 @@ def _note_output(work: RunContext, staged_output: Path) -> None:
 
     Then the run recognises its output even if it was killed in between.
     """
-    before = work.hashes.of_tree(work.output)
-    after = work.hashes.of_tree(staged_output)
+    before = work.digests.of_tree(work.output)
+    after = work.digests.of_tree(staged_output)
     owned = [content for content in (before, after) if content]
     write_json(work.folder / STEPS / OWNED, owned)
 

@@ -1,27 +1,145 @@
-"""Give the caller of `run` its result, and read the result from a folder."""
+"""Give the caller of a public function its result with tables: of `evaluate`, `extend` or `run`,
+new or read from the output."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ropext.base import guard
 from ropext.base.errors import GateFailed, InputError, UsageError
 from ropext.base.jsontext import Json, read_object, read_values, values_json, write_json
-from ropext.base.table import Table, verdict_first, with_rows
+from ropext.base.table import Number, Table, verdict_first, with_rows
+from ropext.files.checkpoint.provenance import Record
+from ropext.files.checkpoint.writing import Written
+from ropext.files.inspecting import open_model, read_unchanged
+from ropext.options.door import worded_for_python
 from ropext.pipeline.evidence import Evidence
-from ropext.pipeline.hashes import Hashes
+from ropext.pipeline.extending import MadeExtension
 from ropext.pipeline.recipe import REPORT
-from ropext.pipeline.step import step_record
-from ropext.pipeline.work import EVALUATION, RunContext
+from ropext.pipeline.run_context import EVALUATION, RunContext
+from ropext.pipeline.run_digests import RunDigests
+from ropext.pipeline.stage import step_record
 from ropext.results import rundir
+from ropext.results.gates import Gate, Outcome, read_gates
 from ropext.results.measurement import Measurement
-from ropext.results.report import tables
+from ropext.results.report import tables, text
 from ropext.results.report.gates import failed_gate_lines, gate_table
 from ropext.results.report.result import Result
-from ropext.results.report.text import serving_commands
 
+EDITED = ("file", "key", "before", "after")
 OUTCOME = "outcome.json"  # the gates and verdicts
 DONE = "done"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Evaluated(Result, Measurement):
+    """The measurement that `evaluate` returns, with its tables and the verdicts of its gates."""
+
+    gates: Sequence[Outcome] = ()
+
+    @classmethod
+    def of(cls, measured: Measurement, gates: Sequence[Outcome] = ()) -> "Evaluated":
+        """Return the result that `ropext.evaluate` and `ropext.open` give to Python: a measurement
+        with its tables and the verdicts of its gates."""
+        return cls(
+            measured.frame,
+            measured.models,
+            measured.documents,
+            measured.facts,
+            measured.manifest,
+            measured.path,
+            measured.resumed,
+            measured.own_base,
+            gates,
+        )
+
+    @worded_for_python
+    def judge(self, gates: Sequence[str | Gate]) -> list[Outcome]:
+        """Return the verdicts of other gates on these numbers."""
+        return rundir.judge_gates(self, read_gates(gates))
+
+    def raise_if_failed(self) -> None:
+        """Raise GateFailed if a gate failed, or NotMeasured if a gate is not known."""
+        rundir.raise_if_gates_failed(self.gates)
+
+    @property
+    def title(self) -> str:
+        """Return the names of the models, and the folder of the run."""
+        kept = "" if self.path is None else f" in {self.path}"
+        return f"<Evaluated{kept}: {', '.join(self.models)}>"
+
+    @property
+    def tables(self) -> list[Table]:
+        """Return the tables that a terminal shows."""
+        if self.facts.endpoint is None:
+            shown = tables.main_tables(self)
+            shown.append(gate_table(self.gates))
+            return with_rows(shown)
+        from ropext.endpoint.report import server_tables
+
+        return server_tables(self)
+
+    @property
+    def tidy(self) -> list[Table]:
+        """Return the tables of this evaluation for programs, with a row for each length and model;
+        for a server, the tables of the terminal."""
+        if self.facts.endpoint is None:
+            return tables.tidy_tables(self)
+        return self.tables
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the content of results.json."""
+        return self.results
+
+    def _same_documents(self) -> Measurement | None:
+        """Return this measurement, whose models all read the same documents."""
+        return self
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Extended(MadeExtension, Result):
+    """The output of `extend`, and the commands that serve it."""
+
+    of_the_call = ("notes", "left", "proof", "serving")  # a GGUF keeps no proof
+
+    @property
+    def title(self) -> str:
+        """Return the output's path, its original and its extended context."""
+        record = self.written.record
+        far = f"{record.context:,} -> {record.target:,} tokens by {record.method}"
+        return f"<Extended in {self.output}: {far}>"
+
+    @property
+    def tables(self) -> list[Table]:
+        """Return the table of edited keys."""
+        rows = list[tuple[str, ...]]()
+        for edit in self.written.record.edits:
+            rows.append((edit.file, edit.key, _cell(edit.before), _cell(edit.after)))
+        return with_rows([Table("What was edited", "", EDITED, tuple(rows))])
+
+    def _same_documents(self) -> None:
+        """Return nothing: no document was read."""
+
+
+def _cell(item: Json) -> str:
+    """Return a value of a config as a table cell; a number stays a number."""
+    if isinstance(item, int | float) and not isinstance(item, bool):
+        return Number(text.config_value_text(item), item)
+    return text.config_value_text(item)
+
+
+def opened_extension(output: Path, record: Record) -> Extended:
+    """Read the extension from the record of an output."""
+    served = read_unchanged(open_model(output))
+    files = [output.name]
+    beside = output.with_name(f"{output.name}.Modelfile")
+    if output.is_dir():
+        files = sorted(guard.files_in(output) or ())
+    elif beside.is_file():
+        files.append(beside.name)
+    written = Written(output, record, (), {}, record.proof, tuple(files))
+    return Extended(written, served.serving if served else (), None)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -112,7 +230,7 @@ class Ran(Result):
         if self.output is not None:
             parts[-1] += f"\nwrote {self.output}\nreport: {self.folder / 'report.html'}"
             parts[-1] += f"\nnext: ropext verify {self.output}"
-            parts.append(serving_commands(self.output))
+            parts.append(text.serving_commands(self.output))
         return "\n\n".join(part for part in parts if part)
 
 
@@ -137,9 +255,11 @@ def opened_run(folder: Path) -> Ran:
     missing or older."""
     report = step_record(folder, REPORT)
     results = folder / EVALUATION / rundir.RESULTS
-    is_measured = results.is_file()
-    measured = rundir.read_run(folder / EVALUATION) if is_measured else None
-    evaluated = Hashes().of(results) if is_measured else None
+    measured = None
+    evaluated = None
+    if results.is_file():
+        measured = rundir.read_run(folder / EVALUATION)
+        evaluated = RunDigests().of(results)
     if report is None or report.outputs is None or report.inputs["results"] != evaluated:
         raise InputError(f"{folder} is not finished; run the same command again to complete it")
     kept = read_object(folder / OUTCOME)

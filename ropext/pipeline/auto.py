@@ -17,12 +17,11 @@ from ropext.files.checkpoint import open_snapshot, with_weights
 from ropext.files.checkpoint.digests import check_code
 from ropext.models.processes import rank_and_count
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
-from ropext.pipeline.choice import AutoChoice
-from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.planned_choice import PlannedChoice, plan_choice
+from ropext.pipeline.auto_choice import AutoChoice
+from ropext.pipeline.auto_plan import PlannedChoice, plan_choice
 from ropext.pipeline.recipe import Recipe
-from ropext.pipeline.stage import section_key
-from ropext.pipeline.step import Step, step_record
+from ropext.pipeline.run_digests import RunDigests
+from ropext.pipeline.stage import Step, section_key, step_record
 
 
 def check(output: Path, call: Call) -> None:
@@ -47,8 +46,8 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     about = {"words": list(clean_command(call.command))}
     place = Workdir(output, "run", {}, about)
     folder = place.folder / "choice"
-    hashes = Hashes(file_progress(hooks.say))
-    step = ChoiceStep(recipe, folder, call, hashes)
+    digests = RunDigests(file_progress(hooks.say))
+    step = ChoiceStep(recipe, folder, call, digests)
     if step.finished_files() is None:
         step.beforehand = plan_choice(recipe, call)  # it refuses before any weight is read
         with place.claimed(call.force):
@@ -65,12 +64,12 @@ class ChoiceStep(Step):
     schema = 1
     beforehand: PlannedChoice  # set only if the choice is to be made
 
-    def __init__(self, recipe: Recipe, folder: Path, call: Call, hashes: Hashes) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, call: Call, digests: RunDigests) -> None:
         self.recipe = recipe
         self.run_folder = folder.parent
         self.folder = folder
         self.call = call
-        self.hashes = hashes
+        self.digests = digests
         self.path = folder / "choice.json"
 
     def key(self) -> Flat:
@@ -79,15 +78,15 @@ class ChoiceStep(Step):
         snapshot = with_weights(open_snapshot(recipe.model, revision=recipe.revision))
         if self.call.trust_remote_code:
             check_code(snapshot)
-        decides = {"base": self.hashes.of_model(snapshot)}
-        decides |= section_key(EXTEND, recipe.extend, self.hashes, NUMBERS)
+        decides = {"base": self.digests.of_model(snapshot)}
+        decides |= section_key(EXTEND, recipe.extend, self.digests, NUMBERS)
         for name in (FIT, FINETUNE, EVALUATE):
-            decides |= section_key(name, getattr(recipe, name), self.hashes)
+            decides |= section_key(name, getattr(recipe, name), self.digests)
         return decides
 
     def look(self) -> Flat | None:
         """Return the digest of choice.json, or None if the run has not chosen a method."""
-        return {"choice": self.hashes.of(self.path)} if self.path.is_file() else None
+        return {"choice": self.digests.of(self.path)} if self.path.is_file() else None
 
     def make(self) -> None:
         """Choose the method of a run with `--method auto`, and write choice.json."""

@@ -1,4 +1,5 @@
-"""Write a GGUF as a Hugging Face directory of dequantised weights, extended or as it is.
+"""Write what a GGUF gives in a directory: its dequantised weights, extended or as they are, and the
+GGUF with the spectrum that a fit of them learned.
 
 It needs torch and transformers, which read the file's weights.
 """
@@ -6,8 +7,9 @@ It needs torch and transformers, which read the file's weights.
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext.base import bundled, guard
 from ropext.base.errors import UsageError
@@ -15,13 +17,17 @@ from ropext.base.inputs import read_text
 from ropext.base.locks import check_unlocked
 from ropext.base.narration import Call, Say, no_messages
 from ropext.base.staging import Output, check_output, finish_tree, staged
-from ropext.files.checkpoint import Snapshot, open_snapshot
+from ropext.files.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.files.gguf import GgufFile, as_file
 from ropext.files.inspecting import open_model, planned
 from ropext.options.extend import Extend, Writing, parse_extend
 from ropext.options.fields import places_read
+from ropext.options.training import Fit
 from ropext.pipeline.extending import MadeExtension, split_options, warned, write_extension
-from ropext.planning import ExtensionPlan
+from ropext.planning import ExtensionPlan, Plan
+
+if TYPE_CHECKING:
+    from ropext.training.request import TrainingRequest
 
 DIRECTORY = "directory"  # the value of --as
 
@@ -135,3 +141,38 @@ def _plan(snapshot: Snapshot, gguf: GgufFile, options: Extend) -> ExtensionPlan:
     name = gguf.head.path.name
     note = f"the weights are those of {name}, dequantised from {gguf.quantisation} to float32"
     return replace(plan, notes=(*plan.notes, note))
+
+
+def fit_request(
+    model: str, data: str, options: Fit, revision: str | None = None
+) -> "TrainingRequest":
+    """Return the request for a fit of a model."""
+    from ropext.training.request import TrainingRequest
+
+    finish = None
+    gguf = bundled.find_gguf(model)
+    if gguf is not None:
+        finish = partial(_add_gguf, model, f"{gguf.stem}-long.gguf")
+    return TrainingRequest(model, data, options, revision, finish)
+
+
+def _add_gguf(model: str, name: str, output: Path, call: Call, directory: Path) -> None:
+    """Write the GGUF with a directory's spectrum into that directory, and add it to the list of
+    files.
+
+    `directory` is renamed to `output` later, so the record has the name `output`.
+    """
+    snapshot = open_model(model)
+    plan = warned(planned(snapshot, model, Extend(like=str(directory))), call.hooks.say)
+    assert isinstance(plan, Plan)  # a GGUF rotates
+    plan = replace(plan, recipe=plan.recipe.changed(like=str(output)))
+    before = guard.listing(directory)
+    nothing_is_there = replace(call, force=False)
+    write_extension(snapshot, plan, directory / name, Writing(), nothing_is_there)
+    for file in guard.listing(directory):
+        if file not in before:
+            provenance.relist(directory, file)
+    call.hooks.say(
+        f"{output / name} is the GGUF with the fitted frequencies; the same folder has the weights "
+        "in float32"
+    )

@@ -16,9 +16,9 @@ from ropext.files.checkpoint.digests import check_code
 from ropext.files.inspecting import plan_of, with_far_warning
 from ropext.models.processes import is_main
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.job import gates_of
+from ropext.pipeline.checked_recipe import gates_of
 from ropext.pipeline.recipe import Recipe
+from ropext.pipeline.run_digests import RunDigests
 from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, GateMetrics
@@ -104,9 +104,9 @@ class RunContext:
         return run_folder(self.output)
 
     @cached_property
-    def hashes(self) -> Hashes:
+    def digests(self) -> RunDigests:
         """Return the digests of files that the stages of a run share."""
-        return Hashes(file_progress(self.call.hooks.say))
+        return RunDigests(file_progress(self.call.hooks.say))
 
     def say(self, sentence: str) -> None:
         """Print a sentence, and write it to the log with its time."""
@@ -157,15 +157,17 @@ class RunContext:
 
     def checkpoint_digest(self, stage: str) -> Flat | None:
         """Return the digest of a stage's checkpoint by its label; None if there is none."""
-        content = self.hashes.of_tree(self.checkpoint(stage))
+        content = self.digests.of_tree(self.checkpoint(stage))
         return None if content is None else {LABELS[stage]: content}
 
     def contents(self) -> dict[str, str]:
         """Return the digests of all bytes of the base and of each checkpoint, by label."""
-        made = {label: str(self.hashes.of_tree(place)) for label, place in self.checkpoints.items()}
+        made = {
+            label: str(self.digests.of_tree(place)) for label, place in self.checkpoints.items()
+        }
         if self.has_control:
-            made[CONTROL] = str(self.hashes.of_tree(self.control))
-        return {"base": self.hashes.of_model(self.whole_base)} | made
+            made[CONTROL] = str(self.digests.of_tree(self.control))
+        return {"base": self.digests.of_model(self.whole_base)} | made
 
     def contents_key(self) -> Flat:
         """Return the digests of `contents` as a part of a stage's key."""

@@ -17,9 +17,9 @@ from ropext.evaluation.workload import NEXT_TOKEN
 from ropext.files.checkpoint import open_snapshot
 from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.fields import EVALUATE, FIT
-from ropext.pipeline.job import gates_of
+from ropext.pipeline.checked_recipe import gates_of
 from ropext.pipeline.recipe import Recipe
-from ropext.pipeline.work import LABELS, READ_ALWAYS
+from ropext.pipeline.run_context import LABELS, READ_ALWAYS
 from ropext.planning import make_plan
 from ropext.results import CONTROL, UNTOUCHED
 from ropext.results.gates import GateMetrics

@@ -35,7 +35,9 @@ from ropext.pipeline.recipe import (
 from ropext.results.gates import Gate, parse_gate, split_run_spec
 
 
-def read(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] = ()) -> Recipe:
+def open_recipe(
+    recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] = ()
+) -> Recipe:
     """Return the recipe for any argument of `run`, with `key=value` overrides.
 
     If there is no such file, return the bundled recipe of that name. Relative paths in it count
@@ -50,7 +52,7 @@ def read(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] =
     return _checked(read_recipe(bundled.find_recipe(str(recipe)), words, Path()))
 
 
-def from_options(
+def recipe_from_options(
     top: Mapping[str, Any],
     extend: Mapping[str, Any],
     later: dict[str, str | None],
@@ -90,7 +92,7 @@ def gates_of(recipe: Recipe) -> tuple[Gate, ...]:
     return tuple(map(parse_gate, recipe.evaluate.fail_if if recipe.evaluate else ()))
 
 
-def previous(output: Path) -> Path:
+def previous_output(output: Path) -> Path:
     """Return OUT.previous, which keeps the replaced output of the last run with --keep-previous."""
     return output.with_name(f"{output.name}.previous")
 
@@ -119,7 +121,7 @@ def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> N
     read["--fail-if"] = [folder / split_run_spec(g.run)[0] for g in gates_of(recipe) if g.run]
     written = {"--output": output, "where the run works": run_folder(output)}
     if keep_previous:
-        written["where --keep-previous keeps what is replaced"] = previous(output)
+        written["where --keep-previous keeps what is replaced"] = previous_output(output)
     guard.check(read, written)
     check_unlocked(output)
 
