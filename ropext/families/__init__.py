@@ -8,7 +8,7 @@ from ropext.families.config import text_part
 from ropext.families.model import LENGTH_KEYS, Model, diff
 from ropext.families.params import keep_query_scales
 from ropext.families.published import recipe_of
-from ropext.families.reading import as_read, interpret, read
+from ropext.families.reading import as_read, read
 from ropext.families.respelling import check_spellings, respell, with_spelling_in_force
 from ropext.families.writing import FREE_KEYS, as_written, unexpected_changes, write
 
@@ -20,7 +20,6 @@ __all__ = [
     "as_written",
     "check_spellings",
     "diff",
-    "interpret",
     "keep_query_scales",
     "read",
     "recipe_of",

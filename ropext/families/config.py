@@ -248,13 +248,15 @@ class UnknownType(InputError):
         self.kind = kind
 
 
-def parts(part: Dict) -> Iterator[Dict]:
-    """Yield an object of a config and all objects inside it, at any depth, also in lists."""
-    yield part
-    for key, value in part.values.items():
+def entries(config: Dict) -> Iterator[tuple[Dict, str, Any]]:
+    """Yield every key of a config with the object that holds it and its value, then the keys of all
+    objects inside, at any depth, also in lists."""
+    for key, value in config.values.items():
+        yield config, key, value
+    for key, value in config.values.items():
         for item in flat(value):
             if isinstance(item, dict):
-                yield from parts(Dict(item, part.name(key)))
+                yield from entries(Dict(item, config.name(key)))
 
 
 def flat(value: Any) -> Iterator[Any]:
@@ -268,13 +270,12 @@ def flat(value: Any) -> Iterator[Any]:
 
 def check_built(config: Dict) -> None:
     """Raise if a size would fill memory or time when the model is built for its proof."""
-    for part in parts(config):
-        for key, value in part.values.items():
-            for kind, most in MOST_BUILT.items():
-                if not kind.search(str(key)):
-                    continue
-                if any(type(item) in (int, float) and item > most for item in flat(value)):
-                    raise part.wrong(key, f"at most {most}")
+    for part, key, value in entries(config):
+        for kind, most in MOST_BUILT.items():
+            if not kind.search(str(key)):
+                continue
+            if any(type(item) in (int, float) and item > most for item in flat(value)):
+                raise part.wrong(key, f"at most {most}")
 
 
 class Located(NamedTuple):
@@ -378,20 +379,19 @@ ARCHITECTURE = "architecture"  # timm loads a folder or a repository if the name
 def check_foreign_parts(config: JsonObject, where: str) -> None:
     """Raise InputError if a config.json loads code or files that do not belong to its
     checkpoint."""
-    for part in parts(Dict(config)):
-        for key, value in part.values.items():
-            if IMPLEMENTATION.fullmatch(key):
-                _check_implementation(value, f"{where}: {part.name(key)}")
-            elif key == WEIGHTS_KEY and value is not None:
-                raise InputError(
-                    f"{where}: {part.name(key)} {shown(value)} has transformers load another file "
-                    "than model.safetensors and its index; remove the key"
-                )
-            elif _hands_on(key, value):
-                raise InputError(
-                    f"{where}: {part.name(key)} {shown(value)} is handed on to another library "
-                    "(timm), which may open files or fetch weights by it; remove the key"
-                )
+    for part, key, value in entries(Dict(config)):
+        if IMPLEMENTATION.fullmatch(key):
+            _check_implementation(value, f"{where}: {part.name(key)}")
+        elif key == WEIGHTS_KEY and value is not None:
+            raise InputError(
+                f"{where}: {part.name(key)} {shown(value)} has transformers load another file "
+                "than model.safetensors and its index; remove the key"
+            )
+        elif _hands_on(key, value):
+            raise InputError(
+                f"{where}: {part.name(key)} {shown(value)} is handed on to another library "
+                "(timm), which may open files or fetch weights by it; remove the key"
+            )
 
 
 def _check_implementation(value: Json, key: str) -> None:

@@ -40,6 +40,17 @@ PREDICTS = (
 
 
 @dataclass(frozen=True)
+class Problem:
+    """An error in a config that somebody else wrote."""
+
+    key: str
+    sentence: str
+    fixable: bool = True  # by rewriting the spellings from the values that stock transformers reads
+    dropped: bool = False  # missed only by loaders that do not know rope_parameters
+    disputed: bool = False  # two spellings disagree, and the config alone cannot say which is right
+
+
+@dataclass(frozen=True)
 class Model:
     """The position scheme that a config describes."""
 
@@ -71,6 +82,7 @@ class Model:
     obstacles: tuple[str, ...]  # why scaling cannot help here
     asks_context: str = ""  # a sentence if the config does not state how many tokens it reads ...
     asks_original: str = ""  # ... or read before the scaling that it declares
+    conflicts: tuple[Problem, ...] = ()  # spellings that contradict the ones that stock reads
     described: Facts = field(default_factory=dict, repr=False)  # of types that the census lacks
 
     @property
@@ -96,17 +108,6 @@ class Model:
         """Return the bytes that one token takes in the model's KV cache at 2 bytes per value, while
         the sequence is inside the window."""
         return self.kv_bytes(1)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """An error in a config that somebody else wrote."""
-
-    key: str
-    sentence: str
-    fixable: bool = True  # by rewriting the spellings from the values that stock transformers reads
-    dropped: bool = False  # missed only by loaders that do not know rope_parameters
-    disputed: bool = False  # two spellings disagree, and the config alone cannot say which is right
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:

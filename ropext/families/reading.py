@@ -102,32 +102,32 @@ def departures_from_stock(
     return out, tuple(built.values())
 
 
-def read(config: dict[str, Any], context: int | None = None, original: int | None = None) -> Model:
-    """Return the model that a config describes; raise InputError if its spellings conflict.
-
-    `context` replaces a trained length that the config misstates. `original` is the length before
-    its scaling, if the config does not state it.
-    """
-    model, conflicts = interpret(config, context, original)
-    if conflicts:
-        raise InputError(conflicts[0].sentence)
-    return model
-
-
-def as_read(config: dict[str, Any]) -> Model:
-    """Return the model of a config as transformers 5 reads it, also if other loaders read
-    another."""
-    return interpret(config)[0]
-
-
-def interpret(
+def read(
     config: dict[str, Any],
     context: int | None = None,
     original: int | None = None,
     source: str = CONFIG,
-) -> tuple[Model, list[Problem]]:
-    """Return the model that stock transformers 5 reads from a config, and the spellings that
-    contradict it. `source` is the config's name in sentences."""
+) -> Model:
+    """Return the model that a config describes; raise InputError if its spellings conflict.
+
+    `context` replaces a trained length that the config misstates. `original` is the length before
+    its scaling, if the config does not state it. `source` is the config's name in sentences.
+    """
+    model = as_read(config, context, original, source)
+    if model.conflicts:
+        raise InputError(model.conflicts[0].sentence)
+    return model
+
+
+def as_read(
+    config: dict[str, Any],
+    context: int | None = None,
+    original: int | None = None,
+    source: str = CONFIG,
+) -> Model:
+    """Return the model of a config as stock transformers 5 reads it, also if other loaders read
+    another: its `conflicts` are the spellings that contradict it. `context`, `original` and
+    `source` are as for `read`."""
     found = locate(config)
     model_type, text_type, path, scheme = found
     if scheme != "rotary":
@@ -164,7 +164,7 @@ def interpret(
             "[own-code] auto_map names model code of its own; ropext describes the class of this "
             "type in transformers"
         )
-    return _model_of(found, text, sites, lengths, notes), conflicts
+    return _model_of(found, text, sites, lengths, notes, conflicts)
 
 
 def _model_of(
@@ -173,6 +173,7 @@ def _model_of(
     sites: tuple[RopeSite, ...],
     lengths: tuple[Lengths, ...],
     notes: list[str],
+    conflicts: list[Problem],
 ) -> Model:
     """Return the model of these embeddings, each with its lengths. Further notes follow `notes`,
     about windows, departures of stock transformers and keys that scale logits."""
@@ -216,6 +217,7 @@ def _model_of(
         obstacles=tuple(obstacles),
         asks_context=next((span.asks_context for span in lengths if span.asks_context), ""),
         asks_original=next((span.asks_original for span in lengths if span.asks_original), ""),
+        conflicts=tuple(conflicts),
         described=text.facts,
     )
 

@@ -10,7 +10,7 @@ from ropext.families.config import named, text_part
 from ropext.families.geometry import TextConfig
 from ropext.families.model import LENGTH_KEYS, Model, Problem, diff
 from ropext.families.params import FORM_KEYS, LENGTHS
-from ropext.families.reading import as_read, interpret
+from ropext.families.reading import as_read
 from ropext.families.table import family
 from ropext.families.writing import text_config, write
 from ropext.scaling.forms import NAMED, ORIGINAL, Params
@@ -55,14 +55,14 @@ def _written_anew(
 def with_spelling_in_force(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
     """Return the config with the given spelling in force if two disagree: rope_parameters, or
     rope_scaling with the keys next to it, as older transformers read them."""
-    model, conflicts = interpret(config)
+    model = as_read(config)
     out = copy.deepcopy(config)
     text: dict[str, Any] = text_part(out, model.path)
-    if not conflicts:
+    if not model.conflicts:
         return out
     if spelling is None:
         raise UsageError(
-            f"{conflicts[0].sentence}; say which one --fix writes everywhere, with --trust"
+            f"{model.conflicts[0].sentence}; say which one --fix writes everywhere, with --trust"
             " rope_parameters or --trust rope_scaling"
         )
     if not text.get(spelling):
@@ -82,12 +82,12 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
     """Return a problem for everything in config.json that some loader reads differently, or not at
     all: the spellings that `respell` corrects, and errors that it cannot correct."""
     try:
-        model, conflicts = interpret(config)
+        model = as_read(config)
         anew = _written_anew(config, model, [site.params for site in model.scaled_sites], None)
     except RopextError as error:
         return [Problem("", str(error), fixable=False)]
     faults = _SpellingFaults(text_config(text_part(config, model.path), model), model)
-    problems = [*conflicts, *_misplaced(config, model), *_contradicting_lengths(model)]
+    problems = [*model.conflicts, *_misplaced(config, model), *_contradicting_lengths(model)]
     for edit in diff(config, anew):
         problem = faults.of_edit(edit)
         # One fault may take several edits: a key in two dicts, or two keys of one dict.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ropext.base.errors import InputError
 from ropext.base.jsontext import Json, JsonObject
-from ropext.families.config import Dict, flat, parts
+from ropext.families.config import Dict, entries, flat
 from ropext.files.checkpoint import Snapshot
 from ropext.models import sandbox
 
@@ -143,12 +143,11 @@ def _needs_trial(snapshot: Snapshot) -> bool:
     """
     if "tokenizer.json" not in snapshot.files:
         return True
-    for part in parts(Dict(snapshot.tokenizer_config or {})):
-        for key, value in part.values.items():
-            if key in LENGTHS_OF_TOKENIZERS:
-                continue
-            if any(type(item) in (int, float) and item > COUNTED for item in flat(value)):
-                return True
+    for _, key, value in entries(Dict(snapshot.tokenizer_config or {})):
+        if key in LENGTHS_OF_TOKENIZERS:
+            continue
+        if any(type(item) in (int, float) and item > COUNTED for item in flat(value)):
+            return True
     return False
 
 

@@ -102,7 +102,6 @@ class UnextendedModel:
     config: dict[str, Json]
     context: int  # from how many tokens it was extended, as its record or its config says
     on_hub: bool
-    disagrees: bool  # two spellings of its config with each other
 
 
 # How each program reads a model, and the lines that run it.
@@ -264,7 +263,7 @@ class Carrier:
             target=model.context,
         )
         readings = read(v5_only="rope_parameters" in text and "rope_scaling" not in text)
-        if unextended.disagrees:
+        if model.conflicts:
             agrees = _older_agrees(unextended.config, model)
             readings = _of_two_spellings(read(), read(v5_only=True), agrees)
         directory = loaders.ServedDirectory.of(model, unextended.name, on_hub=unextended.on_hub)

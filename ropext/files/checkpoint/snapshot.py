@@ -18,7 +18,6 @@ from ropext.base.inputs import check_link, is_plain_name, read_bytes
 from ropext.base.jsontext import CONFIG_DEPTH_LIMIT, Json, parse_object, read_object
 from ropext.families import Model, stock
 from ropext.families.config import check_foreign_parts
-from ropext.families.model import Problem
 from ropext.files.checkpoint.tensors import read_header
 from ropext.planning.carrier import Carrier
 from ropext.scaling.rope import CONFIG
@@ -325,24 +324,16 @@ class Snapshot:
         """Return warnings for a plan that follow from the checkpoint's files."""
         return ()
 
-    def interpret(self) -> tuple[Model, list[Problem]]:
-        """Return the checkpoint's model as stock transformers 5 reads it, and the spellings in its
-        config that contradict that."""
-        return families.interpret(self.config, source=self.config_name)
-
     def read(self, context: int | None = None, original: int | None = None) -> Model:
         """Return the checkpoint's model, whose spellings have to agree. `context` replaces a
         trained length that the config misstates. `original` is the length before its scaling, if
         the config does not state it."""
-        model, conflicts = families.interpret(self.config, context, original, self.config_name)
-        if conflicts:
-            raise InputError(conflicts[0].sentence)
-        return model
+        return families.read(self.config, context, original, self.config_name)
 
     def as_read(self) -> Model:
         """Return the checkpoint's model as stock transformers 5 reads it, even if other loaders
         read it differently."""
-        return self.interpret()[0]
+        return families.as_read(self.config, source=self.config_name)
 
     def require_weights(self) -> None:
         """Raise unless every file of the checkpoint that is copied is readable and every shard of

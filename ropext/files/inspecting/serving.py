@@ -53,7 +53,7 @@ def read_unchanged(snapshot: Snapshot) -> Served | None:
     if read_positions(snapshot.config) is not None:
         return None
     with naming_config(snapshot):
-        model, conflicts = snapshot.interpret()
+        model = snapshot.as_read()
     record = record_in(snapshot)
     context = model.scaled_sites[0].rope.original_context
     if record is not None:
@@ -64,7 +64,6 @@ def read_unchanged(snapshot: Snapshot) -> Served | None:
         snapshot.config,
         context,
         on_hub=snapshot.is_on_hub,
-        disagrees=bool(conflicts),
     )
     readings, lines = carrier.read_unextended(unextended)
     return Served(snapshot.name, carrier, record, readings, lines)

@@ -19,7 +19,7 @@ from ropext import families
 from ropext.base.errors import ProofFailed, listed
 from ropext.base.jsontext import Json, JsonObject, dump, read_object
 from ropext.families import Model, stock
-from ropext.families.config import Dict, locate, parts
+from ropext.families.config import Dict, entries, locate
 from ropext.planning import ExtensionPlan
 from ropext.scaling.rope import CONFIG, Positions
 from ropext.verifying.proof.comparing import (
@@ -140,12 +140,11 @@ def _limits(directory: Path, last: int) -> tuple[float, int]:
     layers = 1
     experts = 1
     if (directory / CONFIG).is_file():
-        for part in parts(Dict(read_object(directory / CONFIG))):
-            for key, value in part.values.items():
-                if type(value) is int and re.search("layers?$|depth$", key):
-                    layers = max(layers, value)
-                if type(value) is int and key.endswith("experts"):
-                    experts = max(experts, value)
+        for _, key, value in entries(Dict(read_object(directory / CONFIG))):
+            if type(value) is int and re.search("layers?$|depth$", key):
+                layers = max(layers, value)
+            if type(value) is int and key.endswith("experts"):
+                experts = max(experts, value)
     seconds = min(TIMEOUT, LEAST_SECONDS + layers * experts / EXPERTS_A_SECOND)
     weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     built = stock.ROOM + last**2 * layers
