@@ -150,7 +150,7 @@ def measure(root: Path, title: str, config: dict[str, Any]) -> str:
     size = write(root / "large", config)
     write(root / "small", config | SMALL)
     head_dim = config["hidden_size"] // config["num_attention_heads"]
-    wanted = forms.read(YARN, Rope(head_dim, YARN["rope_theta"], 8192))
+    wanted = forms.read(YARN, Rope(head_dim, YARN["rope_theta"], 8192)).spectrum
     promise = proof.ExpectedRotary((Site("", wanted, YARN),), 4.0)
     rows = []
     for number in range(1, ROUNDS + 1):

@@ -52,9 +52,9 @@ def spectra() -> dict[str, list[float]]:
             # ropext refuses an export that does not read back as wanted: some mutants only refuse.
             with contextlib.suppress(RopextError, StopIteration):
                 params = next(forms.candidates(rope, wanted, target, scaling.native(rope, asked)))
-                out |= numbers(f"{name} {method}, written", forms.read(params, rope))
+                out |= numbers(f"{name} {method}, written", forms.read(params, rope).spectrum)
     complete = forms.completed(PUBLISHED, 131_072)
-    published = forms.read(complete, Rope(128, 1e6, 32_768))
+    published = forms.read(complete, Rope(128, 1e6, 32_768)).spectrum
     return out | numbers("published yarn", published) | saved()
 
 

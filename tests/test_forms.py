@@ -27,7 +27,7 @@ FACTORS = [1.0 + i / 9 for i in range(DIM // 2)]
 def read(params: dict[str, Any], rope: Rope = ROPE, context: int = TARGET) -> Spectrum:
     """Read a published dict; the config's max_position_embeddings is the *extended* length."""
     usual = {"rope_type": "default", "rope_theta": THETA}
-    return forms.read(forms.completed(usual | params, context), rope)
+    return forms.read(forms.completed(usual | params, context), rope).spectrum
 
 
 def config_with(params: dict[str, Any]) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def test_deepseek_extended_again_counts_from_its_original_context() -> None:
     shipped = {"rope_type": "yarn", "rope_theta": THETA, "factor": 40.0, "mscale": 1.0}
     shipped |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}
     plain = Rope(DIM, THETA, 163_840, mscale=1.0, mscale_all_dim=1.0, softmax_mscale=True)
-    rope = forms.read_rope(shipped, plain)
+    rope = forms.read(shipped, plain)
     target = 327_680
     asked = scaling.scale(rope, "yarn", target, scaling.find("yarn").knobs(), None)
     wanted = scaling.compose(rope, asked, target)
@@ -367,7 +367,7 @@ def test_native_keys_are_written_only_if_stock_reads_them() -> None:
         params = next(forms.candidates(rope, wanted, TARGET, scaling.native(rope, asked)))
         assert params["rope_type"] == kind
         expected = truth.yarn(DIM, THETA, ORIGINAL, TARGET, truncate=False)
-        assert_close(forms.read(params, rope).inv_freq, expected[0], BOUND, kind)
+        assert_close(forms.read(params, rope).spectrum.inv_freq, expected[0], BOUND, kind)
 
 
 def test_the_first_form_that_the_family_and_the_loaders_read_is_taken() -> None:

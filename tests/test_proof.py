@@ -83,7 +83,7 @@ RIGHT = {
 
 def spectrum(params: dict, dim: int, softmax_mscale: bool = False) -> Spectrum:
     rope = Rope(dim, params["rope_theta"], CONTEXT, softmax_mscale=softmax_mscale)
-    return forms.read(params, rope)
+    return forms.read(params, rope).spectrum
 
 
 def site(params: dict, dim: int, label: str = "", softmax_mscale: bool = False) -> Site:

@@ -376,7 +376,7 @@ def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bo
         softmax_mscale=row.softmax_mscale,
         nested=nested,
     )
-    rope = forms.read_rope(params, plain)
+    rope = forms.read(params, plain)
     if row.mscale_keys and kind != "default":
         # Stock PhiMoE reads the short set at every length: an extension must write one set, the
         # long.

@@ -187,12 +187,6 @@ def _given_rope_dicts(text: TextConfig, *sources: Dict | None) -> list[tuple[str
     return [(s.where, normalised(s, text.row)) for s in sources if s is not None and s.values]
 
 
-def _completed_rope_dict(params: Params, **defaults: float | None) -> Params:
-    """Return a rope dict with these keys, if it lacks them."""
-    absent = {k: v for k, v in defaults.items() if v is not None and k not in params}
-    return params | absent
-
-
 def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
     """Return the one rope dict of a flat model family, complete, and the conflicts between its
     spellings."""
@@ -207,7 +201,7 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
         if row.legacy == "three keys":
             first = _three_keys(text, first, second)
         conflicts += dict_conflicts(first, second, (winner, other))
-    current = given[0][1] if given else defaults.get("rope", {"rope_type": "default"})
+    current = dict(given[0][1] if given else defaults.get("rope", {"rope_type": "default"}))
     usual: dict[str, Any] = {"rope_theta": defaults.get("theta", 10000.0)}
     usual["partial_rotary_factor"] = defaults.get("partial") if row.partial else None
     for key, paths in (("rope_theta", row.theta), ("partial_rotary_factor", row.partial)):
@@ -221,10 +215,12 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
             unsaid = (f"{paths[0]} (absent, so the class default)", usual[key])
             conflicts += scalar_conflicts([unsaid, *beside])
         elif beside:
-            current = _completed_rope_dict(current, **{key: beside[0][1]})
+            current.setdefault(key, beside[0][1])
     if row.non_rotating_key:
         conflicts += _share_conflict(text, given, current)
-    current = _completed_rope_dict(current, **usual)
+    for key, value in usual.items():
+        if value is not None:
+            current.setdefault(key, value)
     if len(given) == 2 and not conflicts:
         conflicts += _lost_keys(text, given, current)
     return {"": current}, conflicts
@@ -379,4 +375,7 @@ def _read_label(
         current |= params
     keys = ("rope_theta", "partial_rotary_factor")
     defaults = {key: class_default.get(key) for key in keys} | theta
-    return _completed_rope_dict(current, **defaults), conflicts
+    for key, value in defaults.items():
+        if value is not None:
+            current.setdefault(key, value)
+    return current, conflicts

@@ -116,7 +116,7 @@ class Published:
             "factor": target / self.context,
             "original_max_position_embeddings": self.context,
         }
-        return forms.read(released | self.keys | lengths, site.rope)
+        return forms.read(released | self.keys | lengths, site.rope).spectrum
 
     def is_method_of(self, plan: PlannedScaling) -> bool:
         """Return whether a plan takes this recipe's method from its context, and reaches no

@@ -12,7 +12,7 @@ from ropext.families.model import LENGTH_KEYS, Model, Problem, diff
 from ropext.families.params import FORM_KEYS, LENGTHS
 from ropext.families.reading import as_read
 from ropext.families.table import family
-from ropext.families.writing import text_config, write
+from ropext.families.writing import write
 from ropext.scaling.forms import NAMED, ORIGINAL, Params
 from ropext.scaling.rope import ABSENT, Edit
 
@@ -86,7 +86,8 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
         anew = _written_anew(config, model, [site.params for site in model.scaled_sites], None)
     except RopextError as error:
         return [Problem("", str(error), fixable=False)]
-    faults = _SpellingFaults(text_config(text_part(config, model.path), model), model)
+    text = TextConfig(text_part(config, model.path), model.text_type, model.described)
+    faults = _SpellingFaults(text, model)
     problems = [*model.conflicts, *_misplaced(config, model), *_contradicting_lengths(model)]
     for edit in diff(config, anew):
         problem = faults.of_edit(edit)

@@ -72,12 +72,6 @@ def as_written(model: Model, params: Params, rope: Rope) -> Params:
     return {"short_mscale": attention, "long_mscale": attention} | original | params
 
 
-def text_config(text: Mapping[str, Any], model: Model) -> TextConfig:
-    """Return the text part of another config of a model, with the facts known about its model
-    type."""
-    return TextConfig(text, model.text_type, model.described)
-
-
 def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | None:
     """Return the rope_scaling in config.json that transformers 4 and its kin read; None if theta
     says everything."""
@@ -117,10 +111,15 @@ def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) 
 
 
 def _write_flat(
-    text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params], target: int
+    text: dict[str, Any],
+    model: Model,
+    stated: TextConfig,
+    dicts: Mapping[str, Params],
+    target: int,
 ) -> Params:
     """Write rope_scaling, rope_parameters and the top-level names of a flat config; return the rope
     dict."""
+    row = stated.row
     site = model.scaled_sites[0]
     modern = _merged(site, dicts[site.label], model)
     _set_everywhere(text, row.theta, modern["rope_theta"])
@@ -129,7 +128,7 @@ def _write_flat(
     text["rope_scaling"] = _legacy(modern, row, text.get("rope_scaling"), target)
     text["rope_parameters"] = modern
     if row.non_rotating_key:
-        share = turning_share(text_config(text, model))
+        share = turning_share(stated)
         modern["partial_rotary_factor"] = text["partial_rotary_factor"] = share
     return modern
 
@@ -204,7 +203,7 @@ def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None
     if stated.stated(row.dim) is not None or row.head_multiple:
         return
     added = defaults_of(model.model_type, model.described, composite=True)
-    value = text_config(added | text, model).size(row.dim)
+    value = TextConfig(added | text, model.text_type, model.described).size(row.dim)
     if row.dim == "head_dim":
         hidden = stated.stated("hidden_size")
         heads = stated.stated("num_attention_heads")
@@ -226,12 +225,12 @@ def write(
     """
     out = copy.deepcopy(config)
     text = text_part(out, model.path)
-    stated = text_config(text, model)
+    stated = TextConfig(text, model.text_type, model.described)
     row = stated.row
     if row.labels:
         modern = _write_nested(text, model, row, params, target)
     else:
-        modern = _write_flat(text, model, row, params, target)
+        modern = _write_flat(text, model, stated, params, target)
         if row.layer_thetas:
             _write_listed(text, model, params)
     original = modern.get(ORIGINAL)
@@ -264,7 +263,7 @@ def unexpected_changes(model: Model, changed: Iterable[str]) -> list[str]:
     names |= {path.rpartition(".")[2] for path in row.theta}
     names |= {label.theta for label in row.labels}
     names |= {label.name for label in row.labels}  # a dict that was left to the class
-    own = text_config({}, model)
+    own = TextConfig({}, model.text_type, model.described)
     for key in ("max_position_embeddings", "head_dim"):
         names |= set(own.names_of(key))
     kept = set[str]()

@@ -148,7 +148,7 @@ class Carrier:
                 continue
             # A length that also scales queries stays, and may be another than this form asks for.
             kept = families.keep_query_scales(site.params, params)
-            if forms.same(forms.read(kept, site.rope), site.wanted):
+            if forms.same(forms.read(kept, site.rope).spectrum, site.wanted):
                 yield families.as_written(model, params, site.rope)
 
     def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:

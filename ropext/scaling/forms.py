@@ -243,7 +243,7 @@ def steepness(params: Mapping[str, Any]) -> float:
     return 1.0
 
 
-def read_rope(params: Params, rope: Rope) -> Rope:
+def read(params: Params, rope: Rope) -> Rope:
     """Return a rotary embedding with the theta, the original length and the scaling that stock
     transformers computes from a rope dict, in float64.
 
@@ -265,14 +265,6 @@ def read_rope(params: Params, rope: Rope) -> Rope:
         attention_factor=attention,
         softmax_factor=softmax_factor(params) if rope.softmax_mscale else 1.0,
     )
-
-
-def read(params: Params, rope: Rope) -> Spectrum:
-    """Return the spectrum that stock transformers computes from a rope dict, in float64.
-
-    `rope` gives the facts that no dict changes, as for `read_rope`.
-    """
-    return read_rope(params, rope).spectrum
 
 
 def agree(a: Any, b: Any) -> bool:
@@ -470,5 +462,5 @@ def candidates(
     for params in chain([native], others):
         if params is None or params["rope_theta"] >= LARGEST_THETA:
             continue
-        if same(read(params, rope), wanted):
+        if same(read(params, rope).spectrum, wanted):
             yield params

@@ -192,7 +192,7 @@ def test_the_softmax_factor_of_deepseek_equals_the_released_one(m: float, expect
     asked = scaling.scale(rope, "yarn", 163_840, scaling.find("yarn").knobs(), None)
     got = scaling.compose(rope, asked, 163_840)
     params = next(forms.candidates(rope, got, 163_840, scaling.native(rope, asked)))
-    read = forms.read(params, rope)
+    read = forms.read(params, rope).spectrum
     assert_number(got.softmax_factor, expected, BOUND, "softmax factor, planned")
     assert_number(read.softmax_factor, expected, BOUND, "softmax factor, as written")
     assert_number(read.attention_factor, 1.0, BOUND, "attention factor")
@@ -230,7 +230,7 @@ def test_by_parts_on_llama3_sees_its_present_frequencies() -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    rope = forms.read_rope(release, Rope(128, 5e5, 131_072))
+    rope = forms.read(release, Rope(128, 5e5, 131_072))
     got = spectrum(rope, "by-parts", 262_144)
     turns = 131_072 * 0.0000955621235396468302 / (2 * math.pi)
     gamma = (turns - 1) / 31
