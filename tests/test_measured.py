@@ -9,9 +9,10 @@ from pathlib import Path
 import configs
 import pytest
 
+from ropext.files.inspecting import with_untrained_results
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.planning.measured import farther
+from ropext.planning.warnings import farther
 
 ROOT = Path(__file__).parents[1]
 MEASURED = json.loads((ROOT / "ropext/planning/measured.json").read_text("utf-8"))
@@ -69,7 +70,7 @@ def test_readme_and_the_page_on_gguf_have_the_same_numbers():
 
 
 def planned(config, name="MODEL", **options):
-    return make_plan(config, Extend(**{"factor": 2.0} | options), name)
+    return with_untrained_results(make_plan(config, Extend(**{"factor": 2.0} | options), name))
 
 
 def test_this_model_is_known_by_its_shape_and_name():

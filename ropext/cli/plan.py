@@ -196,7 +196,7 @@ def _print_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool)
     from ropext.results.report.ranking import ranking_text
 
     chosen = Recommendation(ranked.ranking.taken, False, "by the measurement below")
-    plan = replace(plan, advised=chosen, is_measured=True)
+    plan = replace(plan, advised=chosen)
     mark = ranked.overlap.mark if ranked.overlap else ""
     body = ranking_text(ranked.ranking, ranked.plans, ranked.left_out, mark)
     out.result(f"{_printed_plan(plan, details)}\n\n{body}", plan.to_json() | {"measured": ranked})

@@ -13,7 +13,7 @@ from ropext.base.narration import NOBODY, Call, file_progress, scrub
 from ropext.base.workdir import MANIFEST, Flat
 from ropext.files.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.files.checkpoint.digests import check_code
-from ropext.files.inspecting import plan_of, with_far_warning
+from ropext.files.inspecting import plan_of, with_untrained_results
 from ropext.models.processes import is_main
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.pipeline.checked_recipe import gates_of
@@ -199,7 +199,7 @@ def plan_run(recipe: Recipe, output: Path, call: Call = NOBODY) -> RunContext:
     plan = plan_of(base, recipe.extend_options(), base.name)
     plan.raise_if_refused()
     if not recipe.trains:
-        plan = with_far_warning(plan)
+        plan = with_untrained_results(plan)
         plan.require_training()
     work = RunContext(recipe, base, plan, output, call)
     work.check_gates()

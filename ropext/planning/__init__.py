@@ -6,7 +6,7 @@ The plan is the prediction; the proof compares it with the model that stock tran
 
 from ropext.planning.plan import CONFIG_ALONE, ExtensionPlan, InMemory, Plan
 from ropext.planning.rotary import make_folded_plan, make_plan
-from ropext.planning.warnings import far, reached
+from ropext.planning.warnings import far, reached, untrained_results
 
 __all__ = [
     "CONFIG_ALONE",
@@ -17,4 +17,5 @@ __all__ = [
     "make_folded_plan",
     "make_plan",
     "reached",
+    "untrained_results",
 ]

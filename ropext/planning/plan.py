@@ -15,7 +15,6 @@ from ropext.families.published import Published
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
 from ropext.planning.carrier import DIRECTORY, Carrier, Words
-from ropext.planning.measured import twofold
 from ropext.planning.methods import (
     LENGTH_ONLY,
     Attempt,
@@ -37,7 +36,6 @@ from ropext.scaling.tables import Growth
 # Times the context with nothing trained: from this factor on, `extend` requires --untrained.
 # Nobody publishes an untrained factor above 4 (families/published.json).
 ASKED_UNTRAINED = 64
-FAR_UNTRAINED = 4  # times the context; from here on an untrained model loses as measured
 
 
 @dataclass(frozen=True)
@@ -87,6 +85,7 @@ class ExtensionPlan:
     trained: int | None = None
     trained_on: str = ""  # words for these tokens, if a record states them
     training: str = ""  # advice on how to train the model for its length, as an order
+    measured: str = ""  # a sentence on the results of its scaling, untrained, on the measured model
     methods_table: Table = NO_TABLE  # compares the methods, if something distinguishes them
     facts_json: JsonObject = field(default_factory=dict)  # of the position scheme, for --json
 
@@ -217,12 +216,6 @@ class ExtensionPlan:
         training."""
         return 1.0 if self.trained is None else self.target / self.trained
 
-    @property
-    def measured(self) -> str:
-        """Return the plan's sentence on the results of such a scaling on the measured model; "" if
-        something is trained for the planned length, or if a warning has them."""
-        return ""
-
     def require_training(self) -> None:
         """Raise UsageError if the extension is so far that it needs --untrained and the request
         lacks it."""
@@ -301,7 +294,6 @@ class Plan(ExtensionPlan):
     attempts: Attempts = field(compare=False)  # at this model and target, by any method
     attempt: Attempt  # that this plan makes
     advised: Recommendation | None = None  # replaces the recommendation of the methods' rows
-    is_measured: bool = False  # on the user's own documents
 
     @cached_property
     def methods(self) -> tuple[MethodRow, ...]:
@@ -330,15 +322,6 @@ class Plan(ExtensionPlan):
         not known."""
         rules = self.carrier.cache
         return self.model.kv_bytes(self.target, step=rules.step, beside=rules.micro_batch)
-
-    @property
-    def measured(self) -> str:
-        """Return the sentence of the plan on its method's measured results, for an untrained factor
-        above 1 and below 4. Return "" for any other factor, if scaling cannot help, or if the
-        user's own documents were measured."""
-        if not 1 < self.untrained_factor < FAR_UNTRAINED or self.obstacles or self.is_measured:
-            return ""
-        return twofold(self.name, self.model, self.method)
 
     def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
         """Return the facts that `ropext plan` prints: factor, rope type, attention factor,

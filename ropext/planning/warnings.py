@@ -1,14 +1,20 @@
-"""Warn of everything that a user must know before relying on a plan.
+"""Warn of everything that a user must know before relying on a plan: its risks, and the measured
+results of such a scaling without training.
 
 Each warning is a function in a list. It returns its sentence, which begins with the name in
 brackets, or "" if it does not apply.
 """
 
-from collections.abc import Callable
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from ropext.families.loaders import WRONG, newest
-from ropext.planning.measured import farther
-from ropext.planning.plan import ASKED_UNTRAINED, FAR_UNTRAINED, Plan, why_unfolded
+from ropext.planning.plan import ASKED_UNTRAINED, Plan, why_unfolded
 
 # Angles are float32 in transformers and in llama.cpp: position * 2^-25 radians of rounding on the
 # fast pairs, and more as the frequencies are rounded, too. From here on the error passes 1e-2.
@@ -18,6 +24,13 @@ EVEN_SO = "; extend needs --even-so, or --length-only, which raises only the sta
 # take four times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33:
 # its rotary code was run; 0.32 built the models, 0.33 was read).
 VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
+
+
+# Results of untrained scaling, which scripts/make_measured.py writes from benchmarks/results.
+KNOWN = {"yarn": "YaRN"}  # the names of measured methods that a sentence spells otherwise
+EQUAL = 0.005  # nats per token: differences below half a percent are noise
+SHAPE = ("layers", "heads", "kv_heads", "head_dim")
+FAR_UNTRAINED = 4  # times the context; from here on an untrained model loses as measured
 
 
 def published(plan: Plan) -> str:
@@ -67,33 +80,6 @@ def farther_than_anybody(plan: Plan) -> str:
     if not plan.doubt:
         return ""
     return f"[too-far] {plan.doubt}"
-
-
-def far(plan: Plan) -> str:
-    """Warn of a plan whose factor is too large for a model without training. It does not apply to a
-    plan that trains the model."""
-    factor = plan.untrained_factor
-    if factor < FAR_UNTRAINED:
-        return ""
-    asked = ""
-    if factor >= ASKED_UNTRAINED and not plan.recipe.untrained:
-        asked = "; extend needs --untrained here"
-    measured = ""
-    if plan.method != "yarn":
-        measured = f" (measured for YaRN, not for {plan.method})"
-    trained = plan.trained_on or "the context"
-    instead = ""
-    if plan.training:
-        instead += f"{plan.training}, "
-    if not why_unfolded(plan.carrier):
-        instead += "use Self-Extend (ropext serve --method self-extend), "
-    if instead:
-        instead += "or "
-    return (
-        f"[far] {factor:g}× {trained} without training: {farther()}{measured}. No authors publish "
-        f"an untrained factor above 4. Instead: {instead}take a smaller factor "
-        f"(docs/choose-a-method.md){asked}"
-    )
 
 
 def not_longer(plan: Plan) -> str:
@@ -304,3 +290,119 @@ def warnings_of(plan: Plan) -> tuple[str, ...]:
         if needs in has and (sentence := warning(plan)):
             sentences.append(sentence)
     return tuple(sentences)
+
+
+@cache
+def _measured_results() -> Mapping[str, Any]:
+    """Return the content of measured.json: results of untrained methods on one model."""
+    content: Mapping[str, Any] = json.loads(
+        (files(__package__) / "measured.json").read_text("utf-8")
+    )
+    return content
+
+
+def _perplexity_percent(nats: float) -> str:
+    """Return a measured difference of losses as percent of perplexity, in two digits."""
+    percent = abs(math.expm1(nats)) * 100
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
+
+
+def _perplexity_change(nats: float) -> str:
+    """Return a measured difference of losses as "N % more" or "N % less" perplexity."""
+    return f"{_perplexity_percent(nats)} {'more' if nats > 0 else 'less'}"
+
+
+def _compared_with_truncation(worse: Mapping[str, float]) -> str:
+    """Return the measured perplexity of each kind of text, compared with truncated text's."""
+    kinds = list[str]()
+    for kind, nats in worse.items():
+        amount = _perplexity_change(nats)
+        than = "than"
+        if abs(nats) < EQUAL:
+            amount = "the same"
+            than = "as"
+        whole = "" if kinds else f" perplexity {than} truncated text"
+        kinds.append(f"{amount}{whole} on {kind}")
+    return ", ".join(kinds)
+
+
+def _measured_model(plan: Plan) -> str:
+    """Return the model of measured.json, and whether the planned model is the same."""
+    model = plan.model
+    known = _measured_results()["model"]
+    rope = model.scaled_sites[0].rope
+    shape = [getattr(model, size) for size in SHAPE]
+    is_alike = shape == [known[size] for size in SHAPE] and rope.theta == known["theta"]
+    if not is_alike:
+        return f"{known['name']} (not this model)"
+    if _letters_of_name(known["name"]) in _letters_of_name(plan.name):
+        return f"{known['name']} (this model, by its name and shape)"
+    return f"{known['name']} (this model has its shape)"
+
+
+def _letters_of_name(name: str) -> str:
+    """Return the letters and digits of a model's name, to compare it with the measured model's."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def untrained_results(plan: Plan) -> str:
+    """Return the sentence of a plan on the measured results of its method at 2 times the context;
+    on YaRN's if the method was not measured. Return "" from 4 times on, which the warning [far] is
+    about, if a training follows, or if scaling cannot help."""
+    if not 1 < plan.untrained_factor < FAR_UNTRAINED or plan.obstacles:
+        return ""
+    method = plan.method
+    methods = _measured_results()["factors"]["2"]
+    unknown = ""
+    if method not in methods:
+        unknown = f" ({method} was not measured)"
+        method = "yarn"
+    seen = methods[method]
+    scaling = f"untrained {KNOWN.get(method, method)} at 2×{unknown}"
+    parts = [_compared_with_truncation(seen["worse"])]
+    if "found" in seen:
+        share = f"{seen['found'] * 100:.0f} %"
+        parts.append(f"{share} of the needles found that truncation cuts off")
+    inside = max(seen["inside"].values())
+    parts.append(f"up to {_perplexity_percent(inside)} more perplexity inside the context")
+    return f"on {_measured_model(plan)}, {scaling}: {'; '.join(parts)}"
+
+
+def farther() -> str:
+    """Return YaRN's measured results at 4 and 8 times the context, as the end of a plan's
+    warning."""
+    results = _measured_results()
+    four, eight = (results["factors"][factor]["yarn"] for factor in ("4", "8"))
+    novels = [_perplexity_change(seen["worse"]["novels"]) for seen in (four, eight)]
+    share = f"{four['found'] * 100:.0f} %"
+    return (
+        f"on {results['model']['name']}, YaRN has {novels[0]} perplexity on novels than truncated "
+        f"text at 4× and {novels[1]} at 8×, and finds {share} of the needles at 4×"
+    )
+
+
+def far(plan: Plan) -> str:
+    """Warn of a plan whose factor is too large for a model without training. It does not apply to a
+    plan that trains the model."""
+    factor = plan.untrained_factor
+    if factor < FAR_UNTRAINED:
+        return ""
+    asked = ""
+    if factor >= ASKED_UNTRAINED and not plan.recipe.untrained:
+        asked = "; extend needs --untrained here"
+    measured = ""
+    if plan.method != "yarn":
+        measured = f" (measured for YaRN, not for {plan.method})"
+    trained = plan.trained_on or "the context"
+    instead = ""
+    if plan.training:
+        instead += f"{plan.training}, "
+    if not why_unfolded(plan.carrier):
+        instead += "use Self-Extend (ropext serve --method self-extend), "
+    if instead:
+        instead += "or "
+    return (
+        f"[far] {factor:g}× {trained} without training: {farther()}{measured}. No authors publish "
+        f"an untrained factor above 4. Instead: {instead}take a smaller factor "
+        f"(docs/choose-a-method.md){asked}"
+    )

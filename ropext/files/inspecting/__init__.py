@@ -12,7 +12,7 @@ from ropext.files.inspecting.model import (
     plan_config,
     plan_of,
     planned,
-    with_far_warning,
+    with_untrained_results,
 )
 from ropext.files.inspecting.serving import Served, gate, read_unchanged
 
@@ -28,5 +28,5 @@ __all__ = [
     "plan_of",
     "planned",
     "read_unchanged",
-    "with_far_warning",
+    "with_untrained_results",
 ]

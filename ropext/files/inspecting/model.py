@@ -19,7 +19,15 @@ from ropext.files.checkpoint.tokenizer import NO_LIMIT
 from ropext.files.schemes import read_positions
 from ropext.options.door import public
 from ropext.options.extend import Extend, parse_extend, resolve_target
-from ropext.planning import ExtensionPlan, Plan, far, make_folded_plan, make_plan, reached
+from ropext.planning import (
+    ExtensionPlan,
+    Plan,
+    far,
+    make_folded_plan,
+    make_plan,
+    reached,
+    untrained_results,
+)
 from ropext.planning.carrier import Carrier
 from ropext.planning.methods import LENGTH_ONLY, Recommendation
 from ropext.planning.plan import ASKED_UNTRAINED
@@ -190,15 +198,16 @@ def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
             return made
         again = f"[again] this extends it again, after {provenance.history(record)}"
         return replace(made, warnings=(*made.warnings, again))
-    return with_far_warning(plan_of(snapshot, request, name))
+    return with_untrained_results(plan_of(snapshot, request, name))
 
 
-def with_far_warning(made: Plan) -> Plan:
-    """Return the plan with a warning of the cost if it extends far and no training follows. Nothing
-    is recommended if `extend` refuses it."""
+def with_untrained_results(made: Plan) -> Plan:
+    """Return the plan with the measured results of such a scaling if no training follows: as a
+    fact, or from 4 times the context on as the warning [far]. It recommends nothing if `extend`
+    refuses it."""
     warning = far(made)
     if not warning:
-        return made
+        return replace(made, measured=untrained_results(made))
     made = replace(made, warnings=(*made.warnings, warning))
     factor = made.untrained_factor
     if factor < ASKED_UNTRAINED or made.recipe.untrained:
