@@ -105,7 +105,7 @@ def model_name(model: str | os.PathLike[str]) -> str:
         raise UsageError("the name of the model is empty; give its directory, file or hub id")
     if isinstance(model, str | os.PathLike):
         return os.fspath(model)
-    inside = inside_wrapper(model) or "model"
+    inside = inner_model_argument(model) or "model"
     raise UsageError(
         f"name a model by its directory, its file or its hub id, not by {class_name(model)}; "
         f"to write a model in memory that `ropext.patch` extended, use `ropext.save({inside}, "
@@ -113,9 +113,10 @@ def model_name(model: str | os.PathLike[str]) -> str:
     )
 
 
-def inside_wrapper(model: object) -> str:
-    """Return the Python expression for the model inside a wrapper of torch (torch.compile,
-    DataParallel); "" if there is no wrapper."""
+def inner_model_argument(model: object) -> str:
+    """Return the expression that an error about an argument gives for the model inside torch's
+    wrapper (`model._orig_mod` of torch.compile, `model.module` of DataParallel); "" without a
+    wrapper."""
     for name in ("_orig_mod", "module"):
         if hasattr(model, name):
             return f"model.{name}"
@@ -126,7 +127,7 @@ def not_a_model(wanted: str, given: object) -> UsageError:
     """Return the error for an argument that should be a model in memory and is none; it names the
     inner model if torch wraps one."""
     sentence = f"{wanted}, not {class_name(given)}"
-    inside = inside_wrapper(given)
+    inside = inner_model_argument(given)
     if inside:
         sentence += f" around one; pass {inside}"
     return UsageError(sentence)

@@ -1,5 +1,5 @@
 """Allow one writer per output: its holder locks `.OUT.ropext-lock` next to it and writes its own
-name into it.
+name into it. The folder of its run, OUT.run, has a lock of its own.
 
 The system drops the lock when the holder's process ends, so a lock file that nobody locks is stale.
 On file systems without locks ropext checks the holder that the file names.
@@ -21,6 +21,11 @@ from ropext.base.systems import lock_descriptor, open_raw, read_at, write_at
 
 _LOCK = b'{"ropext": "lock", "pid": '  # the first bytes of every lock; a kill left a shorter one
 NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
+
+
+def run_folder(output: Path) -> Path:
+    """Return OUT.run, the path of the run's folder next to an output."""
+    return output.parent / f"{output.name}.run"
 
 
 def lock_of(real: Path) -> Path:
@@ -145,11 +150,6 @@ def _alive(holder: JsonObject) -> bool:
     except (PermissionError, OverflowError):
         return True
     return holder.get("start") in ("", _start(pid))
-
-
-def run_folder(output: Path) -> Path:
-    """Return OUT.run, the path of the run's folder next to an output."""
-    return output.parent / f"{output.name}.run"
 
 
 def release(folder: Path, output: Path) -> None:

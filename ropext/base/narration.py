@@ -167,7 +167,7 @@ class Pace:
     # Times with the units done then: where the clock was started, and recent reports.
     marks: list[tuple[float, int]] = field(default_factory=list, init=False)
     done: int = field(default=-1, init=False)  # units at the last call
-    told: float | None = field(default=None, init=False)
+    reported: float | None = field(default=None, init=False)
 
     def left(self, done: int, total: int) -> str | None:
         """Return the remaining time if a progress line is due now, else None. If there are fewer
@@ -179,11 +179,11 @@ class Pace:
             self.done = done
             return None
         self.done = done
-        if self.told is None and now - self.called < self.patience:
+        if self.reported is None and now - self.called < self.patience:
             return None  # short work reports nothing
-        if self.told is not None and now - self.told < self.pause:
+        if self.reported is not None and now - self.reported < self.pause:
             return None
-        self.told = now
+        self.reported = now
         while len(self.marks) > 1 and self.marks[1][0] <= now - RECENT and self.marks[1][1] < done:
             del self.marks[0]
         before, done_before = self.marks[0]
@@ -207,7 +207,7 @@ def in_bytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 10**9 else f"{count / 1e6:.2f} MB"
 
 
-def told(
+def progress_lines(
     say: Say,
     clock: Clock = time.monotonic,
     amount: Callable[[int, int], str] = in_tokens,
@@ -228,7 +228,7 @@ def told(
 def file_progress(say: Say, clock: Clock = time.monotonic) -> Show:
     """Return a `Show` that reports progress in lines of text while files are copied, hashed or
     compared; units are bytes."""
-    return told(say, clock, in_gigabytes, patience=FILES_PATIENCE)
+    return progress_lines(say, clock, in_gigabytes, patience=FILES_PATIENCE)
 
 
 def duration(seconds: float) -> str:

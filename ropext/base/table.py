@@ -65,9 +65,9 @@ WIDTH = 120  # characters of a printed line
 HIDDEN = ("Cc", "Cf", "Cs", "Co")  # categories of Unicode: control, format, surrogate, private
 
 
-def folded(text: str, first: str = "", rest: str = "  ") -> str:
-    """Break a printed line at its spaces if it has more than 120 characters; `first` begins the
-    first part, `rest` each further one."""
+def wrapped_line(text: str, first: str = "", rest: str = "  ") -> str:
+    """Wrap a line of a command's output at its spaces, to the terminal's 120 columns; `first`
+    begins the first row, `rest` each further one."""
     if len(first + text) <= WIDTH:
         return first + text
     room = max(WIDTH - max(len(first), len(rest)), 20)
@@ -132,7 +132,7 @@ def _line(layout: Sequence[Padding], row: Sequence[str]) -> str:
     cells = [column.padded(cell) for column, cell in zip(layout, row, strict=True)]
     first = "".join(cell + GAP for cell in cells[:-1])
     indent = " " * sum(column.width + len(GAP) for column in layout[:-1])
-    return folded(cells[-1].rstrip(), first, indent).rstrip()
+    return wrapped_line(cells[-1].rstrip(), first, indent).rstrip()
 
 
 def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
@@ -141,10 +141,10 @@ def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
     for table in tables:
         part = f"{table.title}\n{columns(table.header, table.rows)}"
         for line in table.note.splitlines():
-            part += "\n" + folded(line, "  ", "  ")
+            part += "\n" + wrapped_line(line, "  ", "  ")
         parts.append(part)
     if lines:
-        parts.append("\n".join(map(folded, lines)))
+        parts.append("\n".join(map(wrapped_line, lines)))
     return "\n\n".join(parts)
 
 

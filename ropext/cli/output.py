@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import values_json
-from ropext.base.narration import SILENT, Call, Clock, Hooks, Pace, interruptible, scrub, told
+from ropext.base.narration import (
+    SILENT,
+    Call,
+    Clock,
+    Hooks,
+    Pace,
+    interruptible,
+    progress_lines,
+    scrub,
+)
 
 if TYPE_CHECKING:
     from ropext.base.table import Format, Table
@@ -186,7 +195,7 @@ class Bar:
     def __init__(self, out: Out, clock: Clock = time.monotonic) -> None:
         """Keep the output on which the progress of a command is printed, and its clock."""
         self.out, self.pace = out, Pace(self.SECONDS, clock)
-        self.tell = told(out.say, clock)
+        self.tell = progress_lines(out.say, clock)
 
     def show(self, done: int, total: int, what: str) -> None:
         """Print the progress of a command on stderr, with the time that is left."""

@@ -8,7 +8,7 @@ import typer
 
 from ropext.base import bundled
 from ropext.base.errors import UsageError
-from ropext.base.table import folded
+from ropext.base.table import wrapped_line
 from ropext.cli.output import Out
 
 Action = Annotated[
@@ -58,6 +58,6 @@ def command(
         headers.append(recipe)
         text += stem + "\n"
         for line in (recipe["what for"], f"needs: {recipe['needs']}", f"run: {recipe['run']}"):
-            text += folded(line, "  ", "    ") + "\n"
+            text += wrapped_line(line, "  ", "    ") + "\n"
         text += "\n"
     out.result(text, headers)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from ropext.base import guard
 from ropext.base.errors import UsageError
-from ropext.base.inputs import inside_wrapper, model_name
+from ropext.base.inputs import inner_model_argument, model_name
 from ropext.base.locks import check_unlocked
 from ropext.base.narration import Call
 from ropext.evaluation import harness
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def named_or_held(model: object) -> "str | PreTrainedModel":
     """Return the name of a model to evaluate, or the model itself if it is in memory."""
-    if hasattr(model, "config") or inside_wrapper(model):
+    if hasattr(model, "config") or inner_model_argument(model):
         unwrapped = base_model(model, "evaluate")  # raises an error for a wrong type
         if unwrapped.get_output_embeddings() is None:
             raise UsageError(

@@ -319,7 +319,7 @@ def assistant_turns(
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") != "assistant":
             continue
-        begin, end = _rendered_turn(messages, index, text, encoder)
+        begin, end = _training_turn(messages, index, text, encoder)
         if end <= begin:
             words = str(message.get("content", "")).strip()
             begin = text.find(words, at)
@@ -333,11 +333,11 @@ def assistant_turns(
         yield begin, end
 
 
-def _rendered_turn(
+def _training_turn(
     messages: list[Json], index: int, text: str, encoder: corpus.DocumentEncoder
 ) -> tuple[int, int]:
-    """Return the place of an assistant's turn in a conversation to train on, as the chat
-    template itself shows it; (0, 0) if it does not."""
+    """Return the place of an assistant's turn, on which a training takes its loss, in a
+    conversation of --data. The chat template shows it; return (0, 0) if it does not."""
     if index == 0:
         return 0, 0  # templates refuse an empty conversation
     before = encoder.converse(messages[:index], opening=True)

@@ -4,7 +4,7 @@ from ropext import scaling
 from ropext.base.errors import listed
 from ropext.base.jsontext import JsonObject
 from ropext.base.lengths import octaves
-from ropext.base.table import Table, as_text, folded
+from ropext.base.table import Table, as_text, wrapped_line
 from ropext.families.loaders import WRONG, newest
 from ropext.planning import Plan
 from ropext.results import FITTED, START
@@ -45,7 +45,7 @@ def fit_result(done: Fitted) -> str:
         what = f"{done.start}, the starting point: the fit is not better at 95 % confidence"
     lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
     for note in done.notes:
-        lines.append(folded(f"note: {note}"))
+        lines.append(wrapped_line(f"note: {note}"))
     lines += [
         f"cost: {len(done.by_step)} steps, {done.tokens:,} tokens with gradients, "
         f"{done.forward_tokens:,} without",

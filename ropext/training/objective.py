@@ -24,7 +24,7 @@ from ropext.base.narration import (
     kept_after_interrupt,
     no_progress,
     pausing,
-    told,
+    progress_lines,
 )
 from ropext.base.staging import (
     Output,
@@ -298,7 +298,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         self.output = output
         self.call = call
         self.say = call.hooks.say
-        self.show = told(self.say)
+        self.show = progress_lines(self.say)
         after = f"finished work is kept in {folder}; run the same command to resume"
         with kept_after_interrupt(after, lambda: has_work(folder)):
             with self._stop_on_full_memory_or_disk(folder):

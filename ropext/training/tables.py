@@ -34,17 +34,17 @@ def _table_rows(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, d
     return rows
 
 
-def _plain_value(value: Value | None) -> str:
-    """Write a number of a training's table without sign and interval."""
+def _training_loss_cell(value: Value | None) -> str:
+    """Write the loss or perplexity of a fine-tuning's or a fit's table, without its interval."""
     return "" if value is None else f"{value.value:.4f}"
 
 
-def _signed_value(value: Value | None) -> str:
-    """Write a number of a training's table with its sign."""
+def _short_tax_cell(value: Value | None) -> str:
+    """Write the short tax of a fine-tuning or a fit in its table, with its sign."""
     return "" if value is None else f"{value.value:+.4f}"
 
 
-_SHORT_TAX = Column("short tax", "short_tax", _signed_value)
+_SHORT_TAX = Column("short tax", "short_tax", _short_tax_cell)
 
 
 def finetune_table(
@@ -62,8 +62,8 @@ def finetune_table(
     for label in (CONTROL, TUNED):
         names[label] = marked_name(label, mark)
     columns = [
-        Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", _plain_value),
-        Column("against the base", f"{BEHIND}{target}", _loss_above_base),
+        Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", _training_loss_cell),
+        Column("against the base", f"{BEHIND}{target}", _above_base_cell),
         _SHORT_TAX,
     ]
     return table_of_values(title, note, _table_rows(names, numbers), columns)
@@ -79,7 +79,7 @@ def _negative(gain: Value) -> Value:
     return replace(gain, value=-gain.value, ci95=ci95)
 
 
-def _loss_above_base(value: Value | None) -> str:
+def _above_base_cell(value: Value | None) -> str:
     """Write a loss above the base in a fine-tuning's table, with its interval."""
     if value is None:
         return ""
@@ -88,7 +88,7 @@ def _loss_above_base(value: Value | None) -> str:
     return nats_cell(value)
 
 
-def _answered_share(value: Value | None) -> str:
+def _fit_answers_cell(value: Value | None) -> str:
     """Write the share of right answers in a fit's table."""
     return "" if value is None else f"{value.value:.2f} of {value.n}"
 
@@ -110,14 +110,14 @@ def fit_table(
         names[FITTED] = marked_name(FITTED, mark)
     rows = _table_rows(names, numbers)
     columns = [
-        Column("tail perplexity", f"tail@{target}", _plain_value),
-        Column("tail loss", f"tail_nll@{target}", _plain_value),
-        Column("second half loss", f"far_half_nll@{target}", _plain_value),
+        Column("tail perplexity", f"tail@{target}", _training_loss_cell),
+        Column("tail loss", f"tail_nll@{target}", _training_loss_cell),
+        Column("second half loss", f"far_half_nll@{target}", _training_loss_cell),
         _SHORT_TAX,
     ]
     for length in (context, target):  # the base answers inside its own context
         asked = f"{FIT_TASK}@{length}"
         if any(asked in values for _, values in rows):
-            columns.append(Column(f"{FIT_TASK} at {length_text(length)}", asked, _answered_share))
+            columns.append(Column(f"{FIT_TASK} at {length_text(length)}", asked, _fit_answers_cell))
     title = f"On held-out {marked_name('documents', mark)}, at {length_text(target)} tokens"
     return table_of_values(title, "", rows, columns)

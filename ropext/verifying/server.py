@@ -17,7 +17,7 @@ from statistics import fmean as mean
 from ropext import families
 from ropext.base.errors import ProofFailed
 from ropext.base.jsontext import JsonObject, untagged
-from ropext.base.narration import Say, duration, no_messages, told
+from ropext.base.narration import Say, duration, no_messages, progress_lines
 from ropext.endpoint.logprobs import (
     TOP,
     Pairs,
@@ -307,7 +307,7 @@ class _ReferenceTexts:
         """Begin with no text read; `read_planned` makes the texts that the server gets."""
         self.question = question
         self.avoid = avoid  # tokens that no prompt holds
-        self.show = told(question.say)
+        self.show = progress_lines(question.say)
         self.texts: dict[int, list[int]] = {}  # by their number of tokens
         self.done = 0
 

@@ -97,7 +97,7 @@ def test_the_estimate_of_time_leaves_out_reads_of_earlier_calls_and_other_proces
     one is another process's: three are left, and the first line says ten seconds. What the other
     process finishes meanwhile was not found."""
     said = []
-    hooks = narration.Hooks(show=narration.told(said.append, lambda: now[0]))
+    hooks = narration.Hooks(show=narration.progress_lines(said.append, lambda: now[0]))
     progress, store = Progress(40, hooks, tmp_path, world=2), Store(tmp_path)
 
     def unit(number):

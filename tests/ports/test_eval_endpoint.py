@@ -18,7 +18,7 @@ from command_line import run
 from fake_server import Fake, looked_up, serving, words
 from json_schema import check_file
 
-from ropext.base.narration import Call, Hooks, told
+from ropext.base.narration import Call, Hooks, progress_lines
 from ropext.endpoint.plan import quick_lengths
 from ropext.endpoint.remote_model import error_text
 from ropext.pipeline.server_evaluation import evaluate_server, plan_server_evaluation
@@ -493,7 +493,7 @@ def test_the_first_answers_give_an_estimate_of_the_time_left(parallel, left) -> 
         return looked_up(text)
 
     said = list[str]()
-    show = told(said.append, lambda: now[0])
+    show = progress_lines(said.append, lambda: now[0])
     with serving(Fake(limit=4096, says=slow)) as url:
         given = {"endpoint": url, "lengths": "256", "items": 1, "parallel": parallel}
         evaluate_server(plan_server_evaluation(given, None, (), None), None, Call(Hooks(show=show)))

@@ -1,6 +1,6 @@
 """Write as text and one small table which lengths fit into a memory."""
 
-from ropext.base.table import columns, folded
+from ropext.base.table import columns, wrapped_line
 from ropext.planning.memory import LONGEST, CacheRow, MemoryFit
 from ropext.results.report.text import bytes_text
 
@@ -28,7 +28,7 @@ def memory_text(fit: MemoryFit) -> str:
             f"also not counted: the states of {fit.no_attention} layers without attention, which do"
             " not grow with the text"
         )
-    return "\n".join(folded(line) if "\n" not in line else line for line in lines)
+    return "\n".join(wrapped_line(line) if "\n" not in line else line for line in lines)
 
 
 def _memory_verdict(fit: MemoryFit) -> str:

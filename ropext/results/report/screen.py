@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ropext.base.table import WIDTH, folded
+from ropext.base.table import WIDTH, wrapped_line
 from ropext.families.loaders import WRONG, loader_of, newest
 from ropext.planning import ExtensionPlan
 from ropext.results.report.text import (
@@ -45,11 +45,11 @@ def plan_screen(made: ExtensionPlan) -> str:
     above.append(fact_lines(facts))
     below = [DETAILS]
     if made.refusal is None:
-        below.insert(0, folded(f"to write it: {made.command}"))
+        below.insert(0, wrapped_line(f"to write it: {made.command}"))
         if made.log:
-            below.insert(0, folded(f"to check it: {made.log}"))
+            below.insert(0, wrapped_line(f"to check it: {made.log}"))
     room = LINES - _row_count(above) - _row_count(below)
-    wanted = min(_row_count(map(folded, made.remarks())), REMARK_ROWS)
+    wanted = min(_row_count(map(wrapped_line, made.remarks())), REMARK_ROWS)
     serving = _serving_rows(made, min(SERVING_ROWS, room - wanted))
     room -= _row_count(serving)
     return "\n".join(above + _remark_rows(made, room) + serving + below)
@@ -60,7 +60,7 @@ def served_screen(read: "Served", verdict: str = "") -> str:
     its gate, who reads it, and how to run it."""
     parts = [served_headline(read)]
     if verdict:
-        parts.append(folded(verdict))
+        parts.append(wrapped_line(verdict))
     parts.append(fact_lines(_engine_facts(read.readings)))
     room = LINES - _row_count(parts) - 2
     if lines := _fitting_commands(read.serving, room):
@@ -136,7 +136,7 @@ def _remark_rows(made: ExtensionPlan, room: int) -> list[str]:
     shown = list[str]()
     remarks = made.remarks(warnings_first=True)
     for number, remark in enumerate(remarks):
-        text = folded(remark)
+        text = wrapped_line(remark)
         is_last = number == len(remarks) - 1
         rest = 0 if is_last else 1  # the row that names those without room
         if _row_count([text]) + rest > room:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import continued, join_for_shells
-from ropext.base.table import WIDTH, columns, folded
+from ropext.base.table import WIDTH, columns, wrapped_line
 from ropext.families import Model
 from ropext.families.config import named
 from ropext.files.checkpoint.provenance import scaling_in_words
@@ -162,7 +162,7 @@ def fact_lines(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
     """Write the facts of `ropext inspect` or `ropext plan` below one another, their names in a
     column."""
     rest = f"{indent}{'':13}"
-    return "\n".join(folded(value, f"{indent}{name:<12} ", rest) for name, value in facts)
+    return "\n".join(wrapped_line(value, f"{indent}{name:<12} ", rest) for name, value in facts)
 
 
 def pair_table(site: RopeSite, target: int) -> str:
@@ -208,7 +208,7 @@ def inspection_text(seen: "Inspection | PositionFacts", pairs: bool = False) -> 
         if site.scaled and pairs:
             parts.append(f"\n{pair_table(site, seen.target)}")
     for note in model.notes + model.obstacles:
-        parts.append("\n" + folded(f"note: {note}"))
+        parts.append("\n" + wrapped_line(f"note: {note}"))
     name = join_for_shells(seen.name)
     following = f"verify {name}" if seen.extended else f"plan {name} --target {seen.target}"
     parts.append(f"\nnext: ropext {following}")
@@ -239,7 +239,7 @@ def _unrotated_text(seen: "PositionFacts") -> str:
     facts += _limit_facts(seen.limits)
     end = f"next: ropext plan {join_for_shells(seen.name)} --factor 2"
     if seen.advice:
-        end = folded(f"note: {seen.advice}")
+        end = wrapped_line(f"note: {seen.advice}")
     return f"{seen.name}\n{fact_lines(facts)}\n\n{end}"
 
 
@@ -298,9 +298,9 @@ def config_diff(edits: Iterable[Edit]) -> str:
     for edit in edits:
         key = ".".join(map(named, edit.path))
         if edit.before is not ABSENT:
-            lines.append(folded(f"- {key}: {config_value_text(edit.before)}"))
+            lines.append(wrapped_line(f"- {key}: {config_value_text(edit.before)}"))
         if edit.after is not ABSENT:
-            lines.append(folded(f"+ {key}: {config_value_text(edit.after)}"))
+            lines.append(wrapped_line(f"+ {key}: {config_value_text(edit.after)}"))
     return "\n".join(lines)
 
 
@@ -315,7 +315,7 @@ def plan_headlines(made: ExtensionPlan) -> list[str]:
     if made.recipe.from_original:
         head += " from its original RoPE frequencies"
     if made.refusal is not None:
-        return [folded(str(made.refusal)), "", f"with {made.consent}: {head}"]
+        return [wrapped_line(str(made.refusal)), "", f"with {made.consent}: {head}"]
     return [head]
 
 
@@ -336,7 +336,7 @@ def plan_details(made: ExtensionPlan) -> str:
     if made.readings:
         parts += ["", READ, loader_lines(made.readings)]
     for remark in made.remarks():
-        parts.append("\n" + folded(remark))
+        parts.append("\n" + wrapped_line(remark))
     if nearest := made.nearest_by_options():
         rows = list[tuple[str, str]]()
         for options, loaders in nearest.items():
@@ -369,7 +369,7 @@ def serving_text(lines: Iterable["Serving"]) -> str:
             first_note, *notes = line.note.splitlines()
             if rows:
                 first_note = f"({first_note})"
-            rows += folded(first_note, indent, indent).splitlines()
+            rows += wrapped_line(first_note, indent, indent).splitlines()
             rows += notes
         begin = f"  {line.loader:<12} "
         for row in rows:
@@ -394,16 +394,16 @@ def extension_text(made: ExtensionPlan, written: "Written", every: bool = False)
     for name, reason in written.left.items():
         if name != "README.md":
             parts.append(f"left out: {name}: {reason}")
-    parts = list(map(folded, parts))
+    parts = list(map(wrapped_line, parts))
     if lines := made.serving(str(written.output)):
         if every:
             parts += ["", "to serve it", serving_text(lines)]
         else:
             parts += ["", _serving_section(written.output, usual_serving_lines(lines, made.words))]
         if made.log:
-            parts.append(folded(f"to check it: {made.log}"))
+            parts.append(wrapped_line(f"to check it: {made.log}"))
     if made.sites:
-        parts += ["", *map(folded, _quality_lines(made, written, out))]
+        parts += ["", *map(wrapped_line, _quality_lines(made, written, out))]
     return "\n".join(parts)
 
 
