@@ -148,10 +148,10 @@ def _own_kv_heads(text: TextConfig) -> int | None:
     """Return the number of key/value heads for a model family that has its own config key for
     it."""
     holder, key = text.at(text.row.kv_heads)
-    one = holder is text and text.get("multi_query", bool) is not False
-    if one and not text.get("new_decoder_architecture", bool):  # Falcon's own rule
-        return 1
-    return holder.integer(key) or text.row.default_kv_heads
+    if holder is not text:  # DBRX, whose class has one by default
+        return holder.integer(key) or 1
+    many = text.get("multi_query", bool) is False or text.get("new_decoder_architecture", bool)
+    return text.integer(key) if many else 1  # Falcon's own rule
 
 
 def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:

@@ -359,7 +359,7 @@ def _read_label(
     if not given and not class_default:
         return None, []
     alone = flat is not None and not (inner is not None and inner.values)
-    if flat is not None and alone and not text.row.flat_type:
+    if flat is not None and alone and not text.row.flat_attention:
         _refuse_unread_type(flat)
     conflicts: list[Problem] = []
     if len(given) == 2:

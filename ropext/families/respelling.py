@@ -36,10 +36,10 @@ def respell(
     for key in ("rope_type", "rope_theta"):
         if not all(key in each for each in params):
             raise InputError(f"ropext.json: the parameters of a scaled embedding lack {key}")
-    return _written_anew(config, model, params or [site.params for site in sites], target)
+    return _config_written_anew(config, model, params or [site.params for site in sites], target)
 
 
-def _written_anew(
+def _config_written_anew(
     config: dict[str, Any], model: Model, params: Sequence[Params], target: int | None
 ) -> dict[str, Any]:
     """Return config.json as ropext would write it for these rope dicts and a length."""
@@ -47,7 +47,7 @@ def _written_anew(
     labels = [site.label for site in model.scaled_sites]
     out = write(config, model, dict(zip(labels, params, strict=True)), length)
     for holder in (out, text_part(out, model.path)):
-        for key in _short_lengths(holder, length):
+        for key in _capping_length_keys(holder, length):
             holder[key] = length
     return out
 
@@ -83,21 +83,27 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
     all: the spellings that `respell` corrects, and errors that it cannot correct."""
     try:
         model = as_read(config)
-        anew = _written_anew(config, model, [site.params for site in model.scaled_sites], None)
+        anew = _config_written_anew(
+            config, model, [site.params for site in model.scaled_sites], None
+        )
     except RopextError as error:
         return [Problem("", str(error), fixable=False)]
     text = TextConfig(text_part(config, model.path), model.text_type, model.described)
     faults = _SpellingFaults(text, model)
-    problems = [*model.conflicts, *_misplaced(config, model), *_contradicting_lengths(model)]
+    problems = [
+        *model.conflicts,
+        *_misplaced_rope_keys(config, model),
+        *_contradicting_length_faults(model),
+    ]
     for edit in diff(config, anew):
-        problem = faults.of_edit(edit)
+        problem = faults.fault_of_edit(edit)
         # One fault may take several edits: a key in two dicts, or two keys of one dict.
         if problem is not None and problem not in problems:
             problems.append(problem)
     return problems
 
 
-def _misplaced(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
+def _misplaced_rope_keys(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
     """Yield a problem for each rope key outside the text part of config.json: nothing reads it
     there."""
     if not model.path:
@@ -112,7 +118,7 @@ def _misplaced(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
             yield Problem(key, sentence, fixable=False)
 
 
-def _contradicting_lengths(model: Model) -> Iterator[Problem]:
+def _contradicting_length_faults(model: Model) -> Iterator[Problem]:
     """Yield a problem for a factor and an original length in a rope dict that together give another
     length than the stated one."""
     stated = model.stated_context
@@ -135,7 +141,8 @@ def _contradicting_lengths(model: Model) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class _SpellingFaults:
-    """The faults of a config: the differences from its new spelling that mislead a loader.
+    """The faults in the spelling of a config.json: its differences from the config that ropext
+    would write, as far as they mislead a loader.
 
     Many differences do no harm: stock reads a config without rope_parameters, and a null for an
     absent key.
@@ -144,25 +151,25 @@ class _SpellingFaults:
     text: TextConfig
     model: Model
 
-    def of_edit(self, edit: Edit) -> Problem | None:
+    def fault_of_edit(self, edit: Edit) -> Problem | None:
         """Return the fault in config.json that an edit repairs; None if no loader is affected."""
         prefix = "".join(f"{key}." for key in self.model.path)
-        length = self._length(edit, prefix)
+        length = self._capping_length_fault(edit, prefix)
         if length is not None or not edit.key.startswith(prefix):
             return length
         key = edit.key.removeprefix(prefix)
         holder, _, name = key.rpartition(".")
         if holder:
-            return self._in_dict(edit, key, holder, name)
+            return self._rope_key_fault(edit, key, holder, name)
         if key == "rope_scaling":
-            return self._legacy_dict(edit)
+            return self._legacy_dict_fault(edit)
         if key == ORIGINAL:
-            return self._original()
+            return self._original_length_fault()
         if edit.before not in (ABSENT, None):
             return None
         if key == self.text.names_of("head_dim")[0]:
-            return self._head_dim(key)
-        if key == self._theta() and self.text.has("rope_parameters"):
+            return self._head_dim_fault(key)
+        if key == self._legacy_theta_key() and self.text.has("rope_parameters"):
             sentence = (
                 f"{key} is only in rope_parameters (a transformers 5 save drops it): "
                 "transformers 4, MLX-LM and others then use their default theta"
@@ -170,7 +177,7 @@ class _SpellingFaults:
             return Problem(key, sentence, dropped=True)
         return None
 
-    def _theta(self) -> str:
+    def _legacy_theta_key(self) -> str:
         """Return the name under which transformers 4 reads the extended theta; "" if it does not
         know the family."""
         if self.text.row.legacy == "absent":
@@ -181,7 +188,7 @@ class _SpellingFaults:
                 return each.theta
         return self.text.row.theta[0] or "rope_theta"
 
-    def _length(self, edit: Edit, prefix: str) -> Problem | None:
+    def _capping_length_fault(self, edit: Edit, prefix: str) -> Problem | None:
         """Return the problem of a length key of config.json that kept an old value; None if there
         is none."""
         holder, _, name = edit.key.rpartition(".")
@@ -199,7 +206,7 @@ class _SpellingFaults:
         )
         return Problem(edit.key, sentence)
 
-    def _legacy_dict(self, edit: Edit) -> Problem | None:
+    def _legacy_dict_fault(self, edit: Edit) -> Problem | None:
         """Return the problem of a rope_scaling that must be added, removed or given another type
         key; None if there is none."""
         if edit.after is ABSENT:
@@ -211,10 +218,10 @@ class _SpellingFaults:
             )
             return Problem("rope_scaling", sentence)
         if isinstance(edit.before, dict):
-            return self._two_types()
-        return self._lost_scaling()
+            return self._type_key_fault()
+        return self._dropped_scaling_fault()
 
-    def _lost_scaling(self) -> Problem | None:
+    def _dropped_scaling_fault(self) -> Problem | None:
         """Return the problem of a scaling that rope_parameters alone states; None if there is
         none."""
         kind = self.model.scaled_sites[0].params["rope_type"]
@@ -226,14 +233,16 @@ class _SpellingFaults:
         )
         return Problem("rope_scaling", sentence, dropped=True)
 
-    def _in_dict(self, edit: Edit, key: str, holder: str, name: str) -> Problem | None:
-        """Return the problem of a key inside a rope dict."""
+    def _rope_key_fault(self, edit: Edit, key: str, holder: str, name: str) -> Problem | None:
+        """Return the problem of a key inside a rope dict of config.json: some loader lacks the
+        scaling, the type key or the original length, or the number has the wrong type. Return None
+        if there is none."""
         if not self.text.values.get("rope_scaling") and holder == "rope_scaling":
-            return self._lost_scaling()  # an empty dict
+            return self._dropped_scaling_fault()  # an empty dict
         if holder == "rope_scaling" and name in ("type", "rope_type"):
-            return self._two_types()
+            return self._type_key_fault()
         if name == ORIGINAL and edit.before in (ABSENT, None):
-            return self._original()
+            return self._original_length_fault()
         if name not in FORM_KEYS:
             return None
         if name in LENGTHS:
@@ -247,7 +256,7 @@ class _SpellingFaults:
         where = ".".join(named(part) for part in key.split("."))
         return Problem(where, f"{where} is {edit.before} and {rule}")
 
-    def _two_types(self) -> Problem | None:
+    def _type_key_fault(self) -> Problem | None:
         """Return the problem of the type key of rope_scaling: both of its names, which some loaders
         refuse, or the name that transformers 4.57 does not accept; None if there is none."""
         legacy = self.text.values["rope_scaling"]
@@ -264,14 +273,14 @@ class _SpellingFaults:
             return Problem("rope_scaling", sentence)
         return None
 
-    def _original(self) -> Problem | None:
+    def _original_length_fault(self) -> Problem | None:
         """Return the problem of original_max_position_embeddings, which some loaders read in the
         rope dict and others at top level."""
         for site in self.model.scaled_sites:
             kind = site.params["rope_type"]
             if kind not in NAMED or ORIGINAL in self.text.values:
                 continue
-            if not self._dict_has_original():
+            if not self._dict_states_original():
                 sentence = (
                     f"the {kind} dict lacks {ORIGINAL}: transformers takes max_position_embeddings "
                     f"({site.params[ORIGINAL]}) for it, llama.cpp and MLX-LM do not"
@@ -285,7 +294,7 @@ class _SpellingFaults:
                 return Problem(ORIGINAL, sentence)
         return None
 
-    def _dict_has_original(self) -> bool:
+    def _dict_states_original(self) -> bool:
         """Return whether a rope dict of the config states original_max_position_embeddings."""
         for key in ("rope_scaling", "rope_parameters"):
             rope = self.text.values.get(key)
@@ -296,7 +305,7 @@ class _SpellingFaults:
                     return True
         return False
 
-    def _head_dim(self, name: str) -> Problem | None:
+    def _head_dim_fault(self, name: str) -> Problem | None:
         """Return the problem of an absent head_dim, or of null, with which transformers 5 cannot
         build some scaled rope types; None if there is none."""
         if not self.text.defaults.get("head_dim_may_stay_null"):
@@ -307,7 +316,7 @@ class _SpellingFaults:
         return Problem(name, sentence)
 
 
-def _short_lengths(holder: Mapping[str, Any], context: int) -> list[str]:
+def _capping_length_keys(holder: Mapping[str, Any], context: int) -> list[str]:
     """Return the length keys of config.json that would cap a loader below the context."""
     short = []
     for key in LENGTH_KEYS:

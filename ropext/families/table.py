@@ -43,8 +43,9 @@ class Family:
     labels: tuple[Label, ...] = ()  # nested per layer type
     # Nested only: the labels that a flat legacy dict is read into (empty = it must not be there).
     flat_into: tuple[str, ...] = ()
-    flat_type: bool = False  # such a dict may name its type by `type` alone
-    flat_attention: float = 0.0  # the attention factor that a flat yarn gets when it names none
+    # The class reads such a dict itself, also if `type` alone names its type. It gives this
+    # attention factor to a flat yarn that names none (0 = the class does not read the dict).
+    flat_attention: float = 0.0
     theta: tuple[str, ...] = ("rope_theta",)  # legacy names of theta; the first is written
     partial: tuple[str, ...] = ()  # legacy names of the partial factor if the family reads one
     rotary_dim: str = ""  # a key that gives the rotating channels in place of the partial factor
@@ -57,7 +58,6 @@ class Family:
     length: str = ""  # a key of the trained length, if it is above max_position_embeddings
     dim: str = "head_dim"  # the key that sizes the rotation
     kv_heads: str = ""  # the key for the key/value heads, if the family has its own
-    default_kv_heads: int | None = None
     # Layer types that keep one vector for key and value, and one for every so many compressed
     # tokens: each with the key for that number, and its default (which compress_ratios lists).
     compression: Mapping[str, tuple[str, int]] = field(default_factory=dict)
@@ -253,7 +253,6 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
         flat_into=("compress",),
-        flat_type=True,
         flat_attention=1.0,
         shared={"partial_rotary_factor": "partial_rotary_factor"},
         rotary_dim="qk_rope_head_dim",
@@ -391,7 +390,6 @@ FAMILIES: dict[str, Family] = {
     "dbrx": Family(
         theta=("rope_theta", "attn_config.rope_theta"),
         kv_heads="attn_config.kv_n_heads",
-        default_kv_heads=1,
     ),
     "zamba2": Family(
         head_multiple=2,

@@ -163,10 +163,10 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
             return cast(Attention, vars(family)["eager_attention_forward"])
         return cast(Attention, ALL_ATTENTION_FUNCTIONS[before])
 
-    def look(
+    def attend_and_keep(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: object
     ) -> Attended:
-        """Keep the keys and values of a layer in memory, then attend as it would."""
+        """Attend as the layer of the loaded model would, and keep its keys and values."""
         seen[module] = (k, v)
         return inner(module)(module, q, k, v, mask, **rest)
 
@@ -180,7 +180,7 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
         )
         return inner(module)(module, q, keys, values, mask, **rest)
 
-    AttentionInterface.register(NAME, look)
+    AttentionInterface.register(NAME, attend_and_keep)
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[before])
     live.set_attn_implementation(NAME)
     try:

@@ -337,11 +337,11 @@ def _probed_queries_and_keys(live: "PreTrainedModel") -> dict[nn.Module, list[tu
     kinds = getattr(live.config.get_text_config(), "layer_types", None) or ()
     windowed = {index for index, kind in enumerate(kinds) if kind != "full_attention"}
 
-    def look(
+    def attend_and_keep(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
     ) -> tuple[Tensor, None]:
-        """Keep the queries and keys of a module in memory that sees the whole text, then attend as
-        stock."""
+        """Attend as stock, and keep the queries and keys of each module of the loaded model that
+        sees the whole text, to find out how it rotates."""
         for name, what in ARGUMENTS.items():
             if rest.get(name) is not None:
                 raise UnsupportedModel(f"self-extend: {type(module).__name__} has {what}")
@@ -349,7 +349,7 @@ def _probed_queries_and_keys(live: "PreTrainedModel") -> dict[nn.Module, list[tu
             seen.setdefault(module, []).append((q, k))
         return sdpa_attention_forward(module, q, k, v, mask, **rest)
 
-    AttentionInterface.register(NAME, look)
+    AttentionInterface.register(NAME, attend_and_keep)
     try:
         probe_attention(live, (0, SHIFT))
     finally:
