@@ -249,8 +249,8 @@ class UnknownType(InputError):
 
 
 def entries(config: Dict) -> Iterator[tuple[Dict, str, Any]]:
-    """Yield every key of a config with the object that holds it and its value, then the keys of all
-    objects inside, at any depth, also in lists."""
+    """Yield every key of a config with the object that holds it and its value. The keys of all
+    objects inside follow, at any depth, also in lists."""
     for key, value in config.values.items():
         yield config, key, value
     for key, value in config.values.items():

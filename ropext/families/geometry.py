@@ -155,8 +155,8 @@ def _own_kv_heads(text: TextConfig) -> int | None:
 
 
 def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
-    """Return the type of each layer: from a list in the config, from a key with the interval of
-    another type, or from the pattern of the model's class."""
+    """Return the type of each layer. It comes from a list in the config, from a key with the
+    interval of another type, or from the pattern of the model's class."""
     for key in ("layer_types", "layers_block_type"):
         given = text.get(key, list, "strings")
         if given is None:

@@ -276,8 +276,8 @@ def with_lengths(
 
 def notes_on_windows(text: TextConfig, context: int) -> tuple[list[str], list[str], int | None]:
     """Return the remark on a model family and the consequences of a config's sliding windows for an
-    extension: notes, obstacles, and the tokens that the model can reach (None unless every layer
-    sees a window)."""
+    extension. They are notes, obstacles, and the tokens that the model can reach (None unless every
+    layer sees a window)."""
     row = text.row
     sizes = text.sizes
     notes = [f"[family] {row.remark}"] if row.remark else []
@@ -398,7 +398,7 @@ def rotating_layers(row: Family, sizes: Sizes) -> int | None:
 
 def scaled_alone(sites: list[RopeSite], windowed: Mapping[str, bool]) -> tuple[RopeSite, ...]:
     """Return the rotary embeddings of a nested rope dict with those marked as scaled whose layers
-    see all tokens; all of them if every layer sees a window."""
+    see all tokens. Mark all of them if every layer sees a window."""
     marked = [replace(site, scaled=not windowed[site.label]) for site in sites]
     if marked and not any(site.scaled for site in marked):
         return tuple(replace(site, scaled=True) for site in marked)

@@ -314,8 +314,8 @@ def _rotating_share(text: TextConfig) -> float | None:
 
 
 def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
-    """Return, for each layer type, the keys that complete its rope dict: class defaults, and before
-    them top-level keys with one number for all layers or one for each."""
+    """Return, for each layer type, the keys that complete its rope dict. Top-level keys with one
+    number for all layers, or one for each, come before class defaults."""
     row = text.row
     kinds = text.sizes.layer_types
     out: dict[str, Params] = dict(text.defaults.get("rope", {}))

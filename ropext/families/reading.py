@@ -126,7 +126,7 @@ def as_read(
     source: str = CONFIG,
 ) -> Model:
     """Return the model of a config as stock transformers 5 reads it, also if other loaders read
-    another: its `conflicts` are the spellings that contradict it. `context`, `original` and
+    another. Its `conflicts` are the spellings that contradict it. `context`, `original` and
     `source` are as for `read`."""
     found = locate(config)
     model_type, text_type, path, scheme = found
@@ -305,7 +305,7 @@ def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str
 
 
 def _check_rotates(text: TextConfig) -> None:
-    """Raise UnsupportedModel if the keys of a config switch rotation off: by a gate, or by a theta
+    """Raise UnsupportedModel if the keys of a config switch rotation off. A gate does, or a theta
     of null (which means the class default in most families)."""
     if text.row.gate is not None:
         key, wanted, sentence = text.row.gate

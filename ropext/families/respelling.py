@@ -53,7 +53,7 @@ def _config_written_anew(
 
 
 def with_spelling_in_force(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
-    """Return the config with the given spelling in force if two disagree: rope_parameters, or
+    """Return the config with the given spelling in force if two disagree. It is rope_parameters, or
     rope_scaling with the keys next to it, as older transformers read them."""
     model = as_read(config)
     out = copy.deepcopy(config)
@@ -80,7 +80,7 @@ def with_spelling_in_force(config: dict[str, Any], spelling: str | None) -> dict
 
 def check_spellings(config: dict[str, Any]) -> list[Problem]:
     """Return a problem for everything in config.json that some loader reads differently, or not at
-    all: the spellings that `respell` corrects, and errors that it cannot correct."""
+    all. `respell` corrects spellings; it cannot correct other errors."""
     try:
         model = as_read(config)
         anew = _config_written_anew(
@@ -258,7 +258,7 @@ class _SpellingFaults:
 
     def _type_key_fault(self) -> Problem | None:
         """Return the problem of the type key of rope_scaling: both of its names, which some loaders
-        refuse, or the name that transformers 4.57 does not accept; None if there is none."""
+        refuse, or the name that transformers 4.57 does not accept. Return None if there is none."""
         legacy = self.text.values["rope_scaling"]
         if "type" in legacy and "rope_type" in legacy:
             sentence = (
@@ -307,7 +307,7 @@ class _SpellingFaults:
 
     def _head_dim_fault(self, name: str) -> Problem | None:
         """Return the problem of an absent head_dim, or of null, with which transformers 5 cannot
-        build some scaled rope types; None if there is none."""
+        build some scaled rope types. Return None if there is none."""
         if not self.text.defaults.get("head_dim_may_stay_null"):
             return None
         if not any(site.params["rope_type"] in NEED_HEAD_DIM for site in self.model.sites):

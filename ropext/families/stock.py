@@ -190,7 +190,7 @@ def _answer_of_child(config: JsonObject, kind: str) -> JsonObject:
 
 def free_memory() -> int:
     """Return the free bytes of this machine for a child that loads stock transformers to answer
-    about a config; 0 if accelerate, and with it psutil, is missing. The child's own sentence
+    about a config. Return 0 if accelerate, and with it psutil, is missing. The child's own sentence
     reports that."""
     try:
         import psutil

@@ -60,8 +60,8 @@ def _merged(site: RopeSite, new: Params, model: Model) -> Params:
 
 
 def as_written(model: Model, params: Params, rope: Rope) -> Params:
-    """Return a rope dict with the keys that readers of a model family want in it, default or not:
-    three that PhiMoE's forward pass reads in every scaled form, and gpt-oss's betas."""
+    """Return a rope dict with the keys that readers of a model family want in it, default or not.
+    PhiMoE's forward pass reads three in every scaled form, and vLLM reads gpt-oss's betas."""
     row = family(model.text_type, model.described)
     if row.betas and params["rope_type"] == "yarn":
         return params | {"beta_fast": forms.BETA_FAST, "beta_slow": forms.BETA_SLOW} | params
@@ -187,8 +187,8 @@ def _write_nested(
 
 
 def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
-    """Return whether the theta key of a layer type is written to config.json: 4.x names if a 4.x
-    reader exists, class fields only if the config has them."""
+    """Return whether the theta key of a layer type is written to config.json. 4.x names are if a
+    4.x reader exists, class fields only if the config has them."""
     if row.legacy == "absent":
         return label.theta in text
     others = [x for x in row.labels if x.theta == label.theta]
@@ -255,7 +255,7 @@ def write(
 
 def unexpected_changes(model: Model, changed: Iterable[str]) -> list[str]:
     """Return the dotted config keys that transformers reads differently from the base's and that no
-    extension of this model changes: scales of queries or logits, keys for the rotating layers,
+    extension of this model changes. They scale queries or logits, name the rotating layers, or are
     sizes."""
     row = family(model.text_type, model.described)
     names = {*FORM_KEYS, *LENGTH_KEYS, *FREE_KEYS, *row.partial, row.dim}

@@ -40,8 +40,8 @@ class Llama3Knobs:
 
 
 def _scale(rope: Rope, target: int, low: float, high: float, flags: tuple[str, str]) -> Scaling:
-    """Return the scaling by NTK-by-parts between two bounds in turns, with a llama3 rope dict;
-    raise UsageError, which names `flags`, unless 0 < low < high."""
+    """Return the scaling by NTK-by-parts between two bounds in turns, with a llama3 rope dict.
+    Raise UsageError, which names `flags`, unless 0 < low < high."""
     if not 0 < low < high < math.inf:
         raise UsageError(
             f"{flags[0]} must be above 0 and below {flags[1]}, were {low:g} and {high:g}"

@@ -50,8 +50,7 @@ def method(name: str) -> Method:
         return _called(name, lambda: _numbers(name, result))
 
     def scale(rope: Rope, target: int, knobs: object) -> Scaling:
-        """Scale a rotary embedding so that its RoPE frequencies equal those of the user's
-        function."""
+        """Scale a rotary embedding to the RoPE frequencies of the user's function."""
         wanted, attention = returned(rope, target)
         now = rope.spectrum.inv_freq
         if not _fits(now, wanted) or not 0 < attention < math.inf:

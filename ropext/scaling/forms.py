@@ -123,7 +123,7 @@ def _number(params: Mapping[str, Any], key: str, default: float | None = None) -
 
 def completed(params: Params, context: int) -> Params:
     """Return a rope dict with the original length and the factor that stock transformers takes for
-    absent ones: `context`, which is max_position_embeddings, and the ratio of the two lengths."""
+    absent ones. These are `context` (max_position_embeddings) and the ratio of both lengths."""
     kind = params["rope_type"]
     if kind not in NAMED:
         return params

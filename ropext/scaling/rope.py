@@ -54,8 +54,8 @@ def divided(inv_freq: Iterable[float], factors: Iterable[float]) -> tuple[float,
 
 
 def divisors(inv_freq: Iterable[float], wanted: Iterable[float]) -> tuple[float, ...]:
-    """Return the pair factors that divide RoPE frequencies into the wanted ones: infinity for a
-    pair that must not turn, 1 for a pair that does not turn already."""
+    """Return the pair factors that divide RoPE frequencies into the wanted ones. A pair that must
+    not turn has infinity, and a pair that does not turn already has 1."""
     pairs = zip(inv_freq, wanted, strict=True)
     return tuple(now / new if new else (1.0 if not now else math.inf) for now, new in pairs)
 

@@ -146,8 +146,8 @@ class GgufRope:
 
 
 def read(rope: GgufRope, dim: int) -> Spectrum:
-    """Return the RoPE frequencies that llama.cpp computes from these GGUF keys: the angle of each
-    pair at position 1 and the factor on cos and sin.
+    """Return the RoPE frequencies that llama.cpp computes from these GGUF keys. They are the angle
+    of each pair at position 1 and the factor on cos and sin.
 
     It follows rope_yarn and ggml_rope_cache_init of ggml-cpu/ops.cpp, after llama_context's
     constructor, in float64. ggml itself multiplies float32 powers of the base, which drift by some
@@ -361,7 +361,7 @@ def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str
 
 
 def _kind_of_gguf(rope: GgufRope | None) -> str:
-    """Return the way in which a GGUF carries its spectrum, as the loader table names it; a yarn of
+    """Return the way in which a GGUF carries its spectrum, as the loader table names it. A yarn of
     Gemma 4 has divisors too."""
     if rope is None or (rope.scaling == "none" and not rope.divisors):
         return "theta"
@@ -374,8 +374,8 @@ def _kind_of_gguf(rope: GgufRope | None) -> str:
 
 def environment(params: Params, target: int) -> str:
     """Return the way to run a GGUF without an extension: raise only the length, and set the scaling
-    in the environment of a program that starts llama-server, if its flags express it exactly; else
-    ""."""
+    in the environment of a program that starts llama-server. Return "" if its flags do not express
+    it exactly."""
     names = _table()["environment"].get(params.get("rope_type"), {})
     line = "export LLAMA_ARG_{}={}"
     anew = "restarted"

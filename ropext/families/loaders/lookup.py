@@ -24,27 +24,11 @@ from ropext.scaling.forms import Params
 _WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measured", "same")
 
 
-def attention(params: Params) -> float:
-    """Return the attention factor that transformers reads from a rope dict; 0 if it depends on a
-    length."""
-    if params.get("attention_factor") is not None:
-        return float(params["attention_factor"])
-    if params.get("factor") is None:
-        return 0.0
-    if params["rope_type"] == "longrope" and not params.get("original_max_position_embeddings"):
-        return 0.0
-    return forms.default_attention(params)
-
-
 def _attn_factor_agrees(params: Params) -> bool:
     """Return whether the attn_factor of a config's rope dict, which multiplies yarn's default,
     agrees with attention_factor."""
-    attn_factor = params.get("attn_factor")
-    if not params.get("factor"):
-        return attn_factor in (None, 1)
-    if attn_factor is None:
-        attn_factor = 1.0
-    return forms.agree(attn_factor * forms.mscale(params["factor"]), attention(params))
+    product = params.get("attn_factor", 1.0) * forms.mscale(params["factor"])
+    return forms.agree(product, forms.read_attention_factor(params))
 
 
 def _mscales_agree(params: Params) -> bool:
@@ -52,7 +36,7 @@ def _mscales_agree(params: Params) -> bool:
     factor."""
     for key in ("short_mscale", "long_mscale"):
         scale = params.get(key)
-        if scale is None or not forms.agree(scale, attention(params)):
+        if scale is None or not forms.agree(scale, forms.read_attention_factor(params)):
             return False
     return True
 
@@ -110,12 +94,11 @@ def kinds_of(
 def _yarn_kinds(params: Params, length: int | None) -> list[str]:
     """Return the kinds of a yarn in the loader table: by its attention factor or betas, and by the
     keys that it lacks."""
-    factor = params.get("factor")
     explicit = params.get("attention_factor")
-    fast = params.get("beta_fast") or forms.BETA_FAST
-    slow = params.get("beta_slow") or forms.BETA_SLOW
+    fast = params.get("beta_fast", forms.BETA_FAST)
+    slow = params.get("beta_slow", forms.BETA_SLOW)
     main = "yarn"
-    if explicit is not None and (not factor or not forms.agree(explicit, forms.mscale(factor))):
+    if explicit is not None and not forms.agree(explicit, forms.mscale(params["factor"])):
         main = "yarn-custom"
     elif params.get("mscale") and params.get("mscale_all_dim"):
         main = "yarn-mscale"
@@ -139,9 +122,7 @@ def _longrope_kinds(params: Params) -> list[str]:
     """Return the kinds of a longrope in the loader table."""
     two_sets = params.get("short_factor") != params.get("long_factor")
     explicit = params.get("attention_factor")
-    is_custom = False
-    if explicit is not None:
-        is_custom = not forms.agree(explicit, attention({**params, "attention_factor": None}))
+    is_custom = explicit is not None and not forms.agree(explicit, forms.default_attention(params))
     kinds = list[str]()
     if two_sets:
         kinds.append("longrope-two-sets")
@@ -200,8 +181,8 @@ def described(kind: str) -> str:
 
 
 def readers_for(family: str, model_type: str | None = None) -> tuple[LoaderVersions, ...]:
-    """Return the loaders, each in a range of versions, that the table lists for a model family:
-    all, except ranges with only single facts about other families."""
+    """Return the loaders, each in a range of versions, that the table lists for a model family. It
+    omits ranges with only single facts about other families."""
     listed = list[LoaderVersions]()
     for reader in readers():
         if not reader.narrow or reader.known(family, model_type) in reader.families:
@@ -258,9 +239,11 @@ def reading_in(
             continue
         flag = cell.flag.format(
             target="TARGET" if target is None else target,
-            beta_fast=format(params.get("beta_fast") or forms.BETA_FAST, "g"),
-            beta_slow=format(params.get("beta_slow") or forms.BETA_SLOW, "g"),
-            attention_ratio=format(attention(params) / forms.mscale(factor), ".7g"),
+            beta_fast=format(params.get("beta_fast", forms.BETA_FAST), "g"),
+            beta_slow=format(params.get("beta_slow", forms.BETA_SLOW), "g"),
+            attention_ratio=format(
+                forms.read_attention_factor(params) / forms.mscale(factor), ".7g"
+            ),
         )
         if flag not in flags:
             flags.append(flag)
@@ -417,8 +400,8 @@ def misread(name: str, family: str, params: Params, *, model_type: str | None = 
 
 
 def unmeasured(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
-    """Return which part of such a rope dict was not measured in a loader, and the nearest facts:
-    the kind in another family, and this family with the plain form."""
+    """Return which part of such a rope dict was not measured in a loader, and the nearest facts.
+    These are the kind in another family, and this family with the plain form."""
     reader = select(name)[0]
     known = reader.known(family, model_type)
     cells = reader.families.get(known, {})
@@ -449,7 +432,7 @@ def nearest_exact(
     """
     methods = loader_table()["methods"]
     order = list(methods)
-    if params.get("rope_type") not in ("yarn", "longrope") or forms.agree(attention(params), 1.0):
+    if forms.agree(forms.read_attention_factor(params), 1.0):
         order = ["llama3", "yarn", "theta", "linear"]
     mine = kinds_of(params)
     for kind in order:

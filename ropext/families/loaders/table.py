@@ -165,7 +165,7 @@ class LoaderVersions:
     narrow: bool = False  # only single facts are known of it: it is listed for their families
 
     def known(self, family: str, model_type: str | None) -> str:
-        """Return the name under which a loader was run with a model type, if it was: the
+        """Return the name under which a loader was run with a model type, if it was. It is the
         composite's with its text part's, or either alone."""
         whole = f"{model_type}/{family}"
         if whole in self.families or whole in self.failed:
@@ -180,7 +180,7 @@ def readers(
     of: Literal["readers", "gguf_readers"] = "readers",
 ) -> tuple[LoaderVersions, ...]:
     """Return the table's loaders of directories and their ranges of versions, the newest of each
-    loader first; or the programs that run a GGUF file, llama.cpp first."""
+    loader first; for "gguf_readers" the programs that run a GGUF file, llama.cpp first."""
     read = list[LoaderVersions]()
     for entry in loader_table()[of]:
         families = dict[str, dict[str, TableCell]]()
