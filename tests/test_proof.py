@@ -437,7 +437,10 @@ def test_prove_plan_fails_if_transformers_reads_another_key_differently(
     plan = make_plan(config | {"attention_multiplier": 0.5}, Extend(factor=4.0))
     difference = Difference("", "", -1, 1.0, 1.0, 0.0)
     changed = ("rope_parameters.factor", "max_position_embeddings", "attention_multiplier")
-    proved = proof.Proof("9.9", "", 1, 1, 0, 0, difference, changed=changed)
+    proved = proof.RotaryProof(
+        transformers="9.9", model_class="", rotary_modules=1, attention_modules=1,
+        tensors_compared=0, tensors_not_compared=0, worst=difference, changed=changed,
+    )  # fmt: skip
     monkeypatch.setattr(proof, "prove", lambda *args, **options: proved)
     with pytest.raises(ProofFailed, match="reads attention_multiplier otherwise than in the base"):
         proof.prove_plan(tmp_path, plan, config)

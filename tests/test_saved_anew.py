@@ -4,7 +4,7 @@ import configs
 import pytest
 
 from ropext import families
-from ropext.verifying.directory import check_spellings
+from ropext.verifying.rotary import check_spellings
 
 PLAIN = {
     key: value for key, value in configs.LLAMA.items() if key not in ("rope_theta", "rope_scaling")

@@ -228,7 +228,7 @@ def _table_source(
         proved = proof.prove_table(
             directory, growth.extended, trust_remote_code=call.trust_remote_code
         )
-        return {**compared, **proved}
+        return {**compared, **proved.to_json()}
 
     def write_anew(directory: Path, show: Show) -> list[str]:
         """Write the weight files with grown position tables; return notes about tensors that are

@@ -182,7 +182,7 @@ def _tuned_record(
     checkpoint, and the table's comparison `compared`."""
     record = origin.record
     if origin.table is not None:
-        proved = proof.prove_table(directory, origin.table.extended)
+        proved = proof.prove_table(directory, origin.table.extended).to_json()
     else:
         promise = proof.ExpectedRotary(record.sites, record.target / record.context)
         base = record.base["config"]

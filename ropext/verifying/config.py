@@ -1,15 +1,16 @@
 """Check config.json and the other small files of models of every scheme."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ropext import families
-from ropext.base.errors import listed
+from ropext.base.errors import ProofFailed, listed
 from ropext.base.jsontext import JsonObject
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.tokenizer import length_edits
 from ropext.scaling.rope import ABSENT
-from ropext.verifying.checks import Check
+from ropext.verifying.checks import Check, Subject
 from ropext.verifying.claim import Claim
+from ropext.verifying.proof import Proof
 
 LISTED = 5  # names shown of a longer list
 
@@ -46,6 +47,24 @@ def check_config(
     if others:
         exception = f", except {listed(shown)}, with which transformers builds the same"
     yield Check("config", True, f"all other keys equal the base's{exception}")
+
+
+def check_proof(subject: Subject, what: str, prove: Callable[[], Proof]) -> Iterator[Check]:
+    """Check that transformers builds the claimed model from a written directory, with the config
+    keys and the tied tensors that the proof names. `what` is the name of the check."""
+    config = subject.snapshot.config
+    try:
+        proved = prove()
+    except ProofFailed as failed:
+        yield Check(what, False, str(failed))
+        yield from check_config(config, subject.claim, failed.changed)
+        return
+    yield from check_config(config, subject.claim, proved.changed)
+    yield from check_tied(proved.untied)
+    yield Check(what, True, proved.sentence)
+    yield Check("forward", True, proved.forward)
+    if proved.base:
+        yield Check("base", True if proved.base_was_built else None, proved.base)
 
 
 def check_limits(snapshot: Snapshot, claim: Claim) -> Iterable[Check]:

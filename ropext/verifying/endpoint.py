@@ -1,6 +1,6 @@
 """Compare a running server with the model that it should serve."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,6 @@ from ropext.verifying.plain_server import PlainServer, compare_with_plain, promp
 if TYPE_CHECKING:
     from ropext.verifying import server
 
-Probe = Callable[["AskedServer", RotarySubject], "server.ServerAnswers"]
 ENDPOINT = "endpoint"
 UNKNOWN = ("another factor", PLAIN)  # neighbours that nothing here computes
 
@@ -38,12 +37,15 @@ class AskedServer:
     config: JsonObject | None = None  # for that model, in place of its directory's
     say: Say = no_messages
 
-    def check_answers(self, subject: RotarySubject, probe: Probe) -> Check:
+    def check_answers(self, subject: RotarySubject) -> Check:
         """Check that a running server's answers match the directory or GGUF file that it serves."""
         if self.plain is not None:
             return self._compare_with_plain(self.plain, subject)
         try:
-            probed = probe(self, subject)
+            if subject.snapshot.is_gguf:
+                probed = self._probe_file(subject)
+            else:
+                probed = self._probe_directory(subject)
         except ProofFailed as failed:
             return Check(ENDPOINT, False, str(failed))
         return self._check_of(probed.passed, probed.sentence)
@@ -67,7 +69,7 @@ class AskedServer:
         done = compare_with_plain(server, name, kept)
         return self._check_of(done.is_on, f"serves {name}; {done.sentence}")
 
-    def probe_directory(self, subject: RotarySubject) -> "server.ServerAnswers":
+    def _probe_directory(self, subject: RotarySubject) -> "server.ServerAnswers":
         """Compare a running server's answers with a directory, as transformers reads it."""
         config = self.config or subject.snapshot.config
         near = [Neighbour(name, None, decides=True) for name in UNKNOWN]
@@ -75,7 +77,7 @@ class AskedServer:
             near = neighbours(config, subject.model, subject.claim.base)
         return self._probe(subject, subject.snapshot.directory, near)
 
-    def probe_file(self, subject: RotarySubject) -> "server.ServerAnswers":
+    def _probe_file(self, subject: RotarySubject) -> "server.ServerAnswers":
         """Compare a running server's answers with a GGUF's weights as transformers reads them,
         dequantised."""
         from ropext.models.dequantising import dequantised_directory, with_rope
@@ -132,6 +134,4 @@ def check_saved_plan(path: Path, asked: AskedServer, depth: Depth) -> Verificati
         proof.require_buildable(plan["config"])
     subject = RotarySubject(snapshot, None, claim, None, depth, model)
     there = replace(asked, config=plan["config"])
-    return Verification(
-        str(path), (there.check_answers(subject, AskedServer.probe_directory),), None
-    )
+    return Verification(str(path), (there.check_answers(subject),), None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ropext.base.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.files.checkpoint import Snapshot, provenance
@@ -11,7 +12,7 @@ from ropext.scaling.rope import Positions
 from ropext.scaling.tables import METHODS, growth
 from ropext.verifying import proof
 from ropext.verifying.checks import Check, Subject
-from ropext.verifying.config import check_config, check_limits, check_tied
+from ropext.verifying.config import check_limits, check_proof
 from ropext.verifying.weights import check_weights
 
 
@@ -121,23 +122,12 @@ def _check_other_weights(subject: TableSubject) -> Iterator[Check]:
 def _check_tensors(subject: TableSubject) -> Iterator[Check]:
     """Check that transformers loads every tensor of a model without rotation, and reads up to its
     last position."""
-    config = subject.snapshot.config
     claim = subject.claim
-    try:
-        proved = proof.prove_table(
-            subject.snapshot.directory,
-            replace(subject.positions, context=claim.target),
-            base=claim.base,
-            trust_remote_code=subject.depth.trust_remote_code,
-        )
-    except ProofFailed as failed:
-        yield Check("tensors", False, str(failed))
-        yield from check_config(config, claim, failed.changed)
-        return
-    yield from check_config(config, claim, proved.get("changed"))
-    loads = f"transformers {proved['transformers']} loads {proved['tensors_compared']} tensors"
-    yield from check_tied(proved.get("untied", ()))
-    yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")
-    yield Check("forward", True, proved["forward"])
-    if "base" in proved:
-        yield Check("base", None, proved["base"])
+    prove = partial(
+        proof.prove_table,
+        subject.snapshot.directory,
+        replace(subject.positions, context=claim.target),
+        base=claim.base,
+        trust_remote_code=subject.depth.trust_remote_code,
+    )
+    yield from check_proof(subject, "tensors", prove)

@@ -13,10 +13,10 @@ from ropext.options.door import public
 from ropext.scaling.rope import Positions
 from ropext.verifying.checks import HEADERS_ALONE, Check, Depth, RotarySubject, Verification
 from ropext.verifying.claim import claim_of, table_claim
-from ropext.verifying.directory import check_rotary
 from ropext.verifying.endpoint import AskedServer, check_saved_plan
 from ropext.verifying.plain_server import PlainServer
 from ropext.verifying.repair import repair, write_config
+from ropext.verifying.rotary import check_rotary
 from ropext.verifying.weights import check_other_sets
 
 __all__ = [
@@ -87,15 +87,13 @@ def check_directory(
         return _check_unrotated(snapshot, positions, against, depth)
     subject = _rotary_subject(snapshot, against, depth)
     if snapshot.is_gguf:
-        from ropext.verifying.file import check_file  # late: no directory needs it
+        from ropext.verifying.gguf import check_gguf  # late: no directory needs it
 
-        checks = [*check_file(subject)]
-        probe = AskedServer.probe_file
+        checks = [*check_gguf(subject)]
     else:
         checks = [*check_rotary(subject)]
-        probe = AskedServer.probe_directory
     if server is not None:
-        checks.append(server.check_answers(subject, probe))
+        checks.append(server.check_answers(subject))
     served = None
     if not any(each.passed is False for each in checks):
         served = read_unchanged(snapshot)

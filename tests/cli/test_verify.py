@@ -4,21 +4,21 @@ import hashlib
 import json
 import os
 import re
-from types import SimpleNamespace
 
 import pytest
 from tiny_checkpoint import make_llama
 
 from ropext.verifying import proof
+from ropext.verifying.proof.comparing import Difference
 
 
 @pytest.fixture
 def extended(ropext, llama, tmp_path, monkeypatch):
     """Write an extended copy without the proof by another process; these tests look elsewhere."""
-    proved = SimpleNamespace(
-        transformers="5", rotary_modules=1, attention_modules=2, tensors_compared=20,
-        tensors_not_compared=0, forward="", worst=SimpleNamespace(error=0.0), base="", changed=(),
-        untied=(), base_was_built=True,
+    exact = Difference("", "", -1, 1.0, 1.0, 0.0)
+    proved = proof.RotaryProof(
+        transformers="5", model_class="", rotary_modules=1, attention_modules=2,
+        tensors_compared=20, tensors_not_compared=0, worst=exact, changed=(), base_was_built=True,
     )  # fmt: skip
     monkeypatch.setattr(proof, "prove", lambda *_, **__: proved)
     out = tmp_path / "out"

@@ -33,7 +33,7 @@ from ropext.scaling import forms
 from ropext.verifying import verification
 from ropext.verifying.checks import Depth, RotarySubject
 from ropext.verifying.claim import claim_of
-from ropext.verifying.directory import check_lengths
+from ropext.verifying.rotary import check_lengths
 from ropext.verifying.weights import check_weights
 
 LONGEST_SENTENCE = 500  # characters

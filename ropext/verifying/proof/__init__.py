@@ -26,6 +26,7 @@ from ropext.verifying.proof.comparing import (
     LISTED,
     ExpectedRotary,
     Proof,
+    RotaryProof,
     check_built,
     compare,
     compare_distances,
@@ -35,7 +36,7 @@ from ropext.verifying.proof.comparing import (
 if TYPE_CHECKING:
     from ropext.verifying.proof.answers import Built, ChildJob, DirectoryJob, WantedNumbers
 
-__all__ = ["ExpectedRotary", "Proof", "compare"]
+__all__ = ["ExpectedRotary", "Proof", "RotaryProof", "compare"]
 
 TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
 LEAST_SECONDS = 600.0  # for each directory, even if its model is small
@@ -164,7 +165,7 @@ def require_buildable(config: JsonObject) -> None:
     check_built(built)
 
 
-def prove(request: BuildRequest, *, trust_remote_code: bool = False) -> Proof:
+def prove(request: BuildRequest, *, trust_remote_code: bool = False) -> RotaryProof:
     """Compare the model that transformers builds from a written directory with the promise: every
     module, every tensor, and one forward pass of a small model.
 
@@ -189,15 +190,15 @@ def prove_table(
     *,
     base: JsonObject | None = None,
     trust_remote_code: bool = False,
-) -> dict[str, Json]:
+) -> Proof:
     """Compare the model without rotation that transformers builds from a written directory with its
-    planned positions; return the proof's entries for the record.
+    planned positions.
 
     Every tensor must have its place and its shape. The first layer, or the whole model if its class
     needs that, reads an input up to the last position with its own weights. If no tensor holds the
     positions, the model must tell relative distances apart as transformers' formula does with this
-    key. With the config of its `base`, `changed` lists the keys that transformers reads
-    differently; `base` holds the reason if transformers cannot build it.
+    key. With the config of its `base`, the proof lists the keys that transformers reads
+    differently, or holds the reason if transformers cannot build the base.
     """
     listen = not positions.tensors
     target = positions.context
@@ -213,23 +214,22 @@ def prove_table(
             f"verification: {built['model_class']} in transformers {built['transformers']} cannot "
             f"read {target} tokens: {last['failed']}"
         )
-    proved = dict[str, Json]()
-    if base is not None:
-        proved["changed"] = built["base"]["changed"]
-        if built["base"]["error"]:
-            proved["base"] = (
-                f"not checked: transformers cannot build the base ({built['base']['error']})"
-            )
-    proved["transformers"] = built["transformers"]
-    proved["model_class"] = built["model_class"]
-    proved["tensors_compared"] = compared
-    proved["tensors_not_compared"] = packed
-    proved["forward"] = last["said"]
+    forward = last["said"]
     if listen:
-        proved["forward"] += compare_distances(last, positions)
-    if built["untied"]:
-        proved["untied"] = built["untied"]
-    return proved
+        forward += compare_distances(last, positions)
+    reason = ""
+    if error := built["base"].get("error"):
+        reason = f"not checked: transformers cannot build the base ({error})"
+    return Proof(
+        transformers=built["transformers"],
+        model_class=built["model_class"],
+        tensors_compared=compared,
+        tensors_not_compared=packed,
+        forward=forward,
+        base=reason,
+        changed=built["base"].get("changed"),
+        untied=built["untied"],
+    )
 
 
 def prove_plan(
@@ -247,7 +247,8 @@ def prove_plan(
     """
     growth = plan.growth
     if growth is not None:
-        return prove_table(directory, growth.extended, trust_remote_code=trust_remote_code)
+        own_code = trust_remote_code
+        return prove_table(directory, growth.extended, trust_remote_code=own_code).to_json()
     text_path = locate(dict(plan.config)).path
     promise = ExpectedRotary(plan.sites, plan.factor)
     request = BuildRequest(directory, text_path, base, promise, plan.context, plan.target)

@@ -1,7 +1,7 @@
 """Compare the model that transformers built with the plan's promise, within bounds."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -87,34 +87,67 @@ class Difference:
         )
 
 
-# Fields of a proof outside the record: its list of edits has the changes.
-NOT_RECORDED = ("base_was_built", "changed", "untied")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The counts of compared parts, the pair with the worst error, and the result of the forward
-    pass."""
+    """The counts of compared tensors, and the result of the forward pass."""
 
     transformers: str
     model_class: str
-    rotary_modules: int
-    attention_modules: int
     tensors_compared: int
     tensors_not_compared: int
-    worst: Difference
-    forward: str = ""  # the result of a small model's forward pass, or why it did not run
-    forward_agrees: bool = False  # it ran for base and result, and both gave the same
+    forward: str = ""  # the result of the forward pass, or why it did not run
     base: str = ""  # how transformers' reading of the base's config compares with ropext's
     base_was_built: bool = False  # if not, `base` holds the reason
     # Dotted config keys that transformers reads otherwise than the base's; None: unknown base.
-    changed: tuple[str, ...] | None = None
-    untied: tuple[str, ...] = ()  # pairs of stored tensors that differ though the config ties them
+    changed: Sequence[str] | None = None
+    untied: Sequence[str] = ()  # pairs of stored tensors that differ though the config ties them
+
+    @property
+    def sentence(self) -> str:
+        """Return the sentence about the tensors that transformers loads into its model."""
+        return (
+            f"transformers {self.transformers} loads {self.tensors_compared} tensors in the shapes "
+            f"of {self.model_class}"
+        )
 
     def to_json(self) -> dict[str, Json]:
         """Return the section of ropext.json about the comparison with transformers."""
-        out = asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
-        return {key: value for key, value in out.items() if key not in NOT_RECORDED}
+        out = {key: value for key, value in asdict(self).items() if key not in NOT_RECORDED}
+        if not self.untied:
+            del out["untied"]
+        return out
+
+
+# Fields of a proof outside the record: its list of edits has the changes.
+NOT_RECORDED = ("base", "base_was_built", "changed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryProof(Proof):
+    """The proof of a model that rotates: also the counts of its modules, and the pair with the
+    worst error."""
+
+    rotary_modules: int
+    attention_modules: int
+    worst: Difference
+    forward_agrees: bool = False  # it ran for base and result, and both gave the same
+
+    @property
+    def sentence(self) -> str:
+        """Return the sentence about the modules and tensors that transformers builds as planned."""
+        packed = self.tensors_not_compared
+        return (
+            f"transformers {self.transformers} builds {self.rotary_modules} rotary and "
+            f"{self.attention_modules} attention modules and {self.tensors_compared} tensors as "
+            f"planned (largest relative error {self.worst.error:.1e})"
+            + (f"; {packed} packed tensors not compared" if packed else "")
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the section of ropext.json about the comparison with transformers."""
+        out = super().to_json()
+        out.pop("untied", None)
+        return out | {"base": self.base, "worst": asdict(self.worst) | {"error": self.worst.error}}
 
 
 def _rotary_differences(built: "BuiltRotary", site: Site, bound: float) -> list[Difference]:
@@ -368,7 +401,7 @@ def compare(
     tensors: bool = True,
     read: ExpectedRotary | None = None,
     known: ExpectedRotary | None = None,
-) -> Proof:
+) -> RotaryProof:
     """Compare the model that transformers built with the promise, and its base with `read`, or with
     `known`.
 
@@ -387,8 +420,7 @@ def compare(
         raise ProofFailed(f"verification: with transformers {version}, {worst}")
     compared, not_compared = compare_tensors(built, directory) if tensors else (0, 0)
     forward, agrees = _compare_forward(built)
-    changed = built["base"].get("changed")
-    return Proof(
+    return RotaryProof(
         transformers=version,
         model_class=built["model_class"],
         rotary_modules=len(built["rotary"]),
@@ -400,8 +432,8 @@ def compare(
         forward_agrees=agrees,
         base=base,
         base_was_built=not built["base"].get("error"),
-        changed=None if changed is None else tuple(changed),
-        untied=tuple(built["untied"]),
+        changed=built["base"].get("changed"),
+        untied=built["untied"],
     )
 
 

@@ -9,7 +9,7 @@ from ropext.files.gguf import as_file, proving
 from ropext.verifying.checks import Check, RotarySubject
 
 
-def check_file(subject: RotarySubject) -> Iterator[Check]:
+def check_gguf(subject: RotarySubject) -> Iterator[Check]:
     """Run all checks of a written GGUF file."""
     yield from check_spectrum(subject)
     yield from check_tensors(subject)

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from ropext import families
-from ropext.base.errors import ProofFailed, listed
+from ropext.base.errors import listed
 from ropext.base.jsontext import Json
 from ropext.families import Model, loaders
 from ropext.verifying import proof
 from ropext.verifying.checks import Check, RotarySubject
-from ropext.verifying.config import check_config, check_limits, check_tied
+from ropext.verifying.config import check_limits, check_proof
 from ropext.verifying.weights import check_other_sets, check_weights
 
 
@@ -93,7 +93,6 @@ def check_spectrum(subject: RotarySubject) -> Iterator[Check]:
     """Check that transformers builds the claimed frequencies, and every tensor, from a written
     directory."""
     claim = subject.claim
-    config = subject.snapshot.config
     request = proof.BuildRequest(
         subject.snapshot.directory,
         subject.model.path,
@@ -102,23 +101,5 @@ def check_spectrum(subject: RotarySubject) -> Iterator[Check]:
         claim.context,
         max(claim.target, claim.context),
     )
-    try:
-        proved = proof.prove(request, trust_remote_code=subject.depth.trust_remote_code)
-    except ProofFailed as failed:
-        yield Check("spectrum and tensors", False, str(failed))
-        yield from check_config(config, claim, failed.changed)
-        return
-    yield from check_config(config, claim, proved.changed)
-    packed = proved.tensors_not_compared
-    yield from check_tied(proved.untied)
-    yield Check(
-        "spectrum and tensors",
-        True,
-        f"transformers {proved.transformers} builds {proved.rotary_modules} rotary and "
-        f"{proved.attention_modules} attention modules and {proved.tensors_compared} tensors "
-        f"as planned (largest relative error {proved.worst.error:.1e})"
-        + (f"; {packed} packed tensors not compared" if packed else ""),
-    )
-    yield Check("forward", True, proved.forward)
-    if proved.base:
-        yield Check("base", True if proved.base_was_built else None, proved.base)
+    prove = partial(proof.prove, request, trust_remote_code=subject.depth.trust_remote_code)
+    yield from check_proof(subject, "spectrum and tensors", prove)
