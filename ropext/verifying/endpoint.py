@@ -37,12 +37,13 @@ class AskedServer:
     config: JsonObject | None = None  # for that model, in place of its directory's
     say: Say = no_messages
 
-    def check_answers(self, subject: RotarySubject) -> Check:
-        """Check that a running server's answers match the directory or GGUF file that it serves."""
+    def check_answers(self, subject: RotarySubject, *, dequantised: bool = False) -> Check:
+        """Check that a running server's answers match the directory that it serves, or the
+        dequantised weights of a GGUF file."""
         if self.plain is not None:
             return self._compare_with_plain(self.plain, subject)
         try:
-            if subject.snapshot.is_gguf:
+            if dequantised:
                 probed = self._probe_file(subject)
             else:
                 probed = self._probe_directory(subject)

@@ -93,7 +93,7 @@ def check_directory(
     else:
         checks = [*check_rotary(subject)]
     if server is not None:
-        checks.append(server.check_answers(subject))
+        checks.append(server.check_answers(subject, dequantised=snapshot.is_gguf))
     served = None
     if not any(each.passed is False for each in checks):
         served = read_unchanged(snapshot)
