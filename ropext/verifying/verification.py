@@ -86,14 +86,15 @@ def check_directory(
             raise UsageError(f"--endpoint is for rotary models, and {directory} rotates nothing")
         return _check_unrotated(snapshot, positions, against, depth)
     subject = _rotary_subject(snapshot, against, depth)
-    if snapshot.is_gguf:
+    is_file = snapshot.is_gguf
+    if is_file:
         from ropext.verifying.gguf import check_gguf  # late: no directory needs it
 
         checks = [*check_gguf(subject)]
     else:
         checks = [*check_rotary(subject)]
     if server is not None:
-        checks.append(server.check_answers(subject, dequantised=snapshot.is_gguf))
+        checks.append(server.check_answers(subject, dequantised=is_file))
     served = None
     if not any(each.passed is False for each in checks):
         served = read_unchanged(snapshot)
