@@ -207,7 +207,7 @@ def test_a_family_whose_length_is_right_needs_no_flag():
         assert reading(loader, "", "gemma3_text", DICTS["linear"]).flag == ""
         assert reading(loader, "", "qwen3", DICTS["linear"]).flag == flag
         lines = serving(
-            loaders.ServedDirectory("out", "gemma3_text"),
+            served("out", "gemma3_text"),
             DICTS["linear"],
             context=1024,
             target=4096,
@@ -342,14 +342,18 @@ def test_nearest_exact_gives_the_options_that_an_engine_reads():
     assert near("vllm", "olmoe", composed) == ""
 
 
+def served(name: str, model_type: str) -> loaders.ServedDirectory:
+    return loaders.ServedDirectory(name, families.read({"model_type": model_type}))
+
+
 def serving(
     directory: loaders.ServedDirectory, params: Params, *, context: int, target: int
 ) -> tuple[loaders.Serving, ...]:
     """Return how to run a directory whose dict each engine reads as the table says."""
     known = loaders.readings(
-        directory.family,
+        directory.model.text_type,
         params,
-        model_type=directory.model_type,
+        model_type=directory.model.model_type,
         length=target,
         target=target,
     )
@@ -358,7 +362,7 @@ def serving(
 
 def lines(kind: str, family: str = "llama", **facts: object) -> dict[str, loaders.Serving]:
     given = {"context": ORIGINAL, "target": 16384} | facts
-    out = serving(loaders.ServedDirectory("out/dir", family), DICTS[kind], **given)
+    out = serving(served("out/dir", family), DICTS[kind], **given)
     return {line.loader: line for line in out}
 
 
@@ -391,9 +395,7 @@ def test_serving_lines_give_a_sentence_if_a_loader_differs():
     assert lines("longrope-custom")["sglang"].command
     (sglang,) = [
         line
-        for line in serving(
-            loaders.ServedDirectory("d", "gemma2"), YARN, context=ORIGINAL, target=16384
-        )
+        for line in serving(served("d", "gemma2"), YARN, context=ORIGINAL, target=16384)
         if line.loader == "sglang"
     ]
     assert sglang.command == ""
@@ -403,14 +405,14 @@ def test_serving_lines_give_a_sentence_if_a_loader_differs():
 
 
 def test_serving_lines_name_unmeasured_engines():
-    out = serving(loaders.ServedDirectory("d", "olmoe"), YARN, context=ORIGINAL, target=16384)
+    out = serving(served("d", "olmoe"), YARN, context=ORIGINAL, target=16384)
     (vllm,) = [line for line in out if line.loader == "vllm"]
     assert vllm.command
     assert "not measured" in vllm.note
 
 
 def test_a_masked_model_is_served_by_transformers_alone():
-    masked = loaders.ServedDirectory("my dir", "modernbert", masked_lm=True)
+    masked = served("my dir", "modernbert")
     (line,) = serving(masked, DICTS["theta"], context=1024, target=4096)
     assert line.command.endswith(
         """"from transformers import pipeline; pipe = pipeline('fill-mask', 'my dir')\""""

@@ -122,27 +122,31 @@ def keep_query_scales(old: Params, new: Params) -> Params:
 _MAY_MISS = ("rope_theta", "partial_rotary_factor", "attn_factor", "short_mscale", "long_mscale")
 
 
-def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Problem]:
-    """Yield the differences by which two rope dicts of a config for the same embedding would give
-    different spectra."""
+def dict_conflicts(one: tuple[str, Params], other: tuple[str, Params]) -> Iterator[Problem]:
+    """Yield the differences by which two rope dicts of a config for the same embedding, each with
+    its name, would give different spectra."""
+    (where, a), (elsewhere, b) = one, other
     scaling = {s.key for s in QUERY_KEYS} & (a.keys() | b.keys())
     keys = FORM_KEYS | {"partial_rotary_factor"} | scaling
     read = scaling | {key for s in QUERY_KEYS if s.key in scaling for key in s.beside}
     for key in sorted(keys & (a.keys() | b.keys())):
         x = a.get(key)
         y = b.get(key)
-        one_side = key not in a or key not in b
+        one_sided = key not in a or key not in b
         unread = key in _MAY_MISS or (a["rope_type"] == "default" and key not in read)
-        if one_side and unread:
+        if one_sided and unread:
             continue
         if not forms.agree(x, y):
-            yield conflict((f"{names[0]}.{key}", x), (f"{names[1]}.{key}", y))
+            yield conflict((f"{where}.{key}", x), (f"{elsewhere}.{key}", y))
 
 
-def scalar_conflicts(places: list[tuple[str, float]]) -> Iterator[Problem]:
+def scalar_conflicts(
+    key: str, given: list[tuple[str, Params]], beside: list[tuple[str, float]]
+) -> Iterator[Problem]:
     """Yield each pair of places in config.json at which theta or the partial factor has different
-    values."""
-    for one, two in itertools.pairwise(places):
+    values: in the given rope dicts, and outside them."""
+    inside = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
+    for one, two in itertools.pairwise(inside + beside):
         if not forms.agree(one[1], two[1]):
             yield conflict(one, two)
 
@@ -200,20 +204,20 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
         (winner, first), (other, second) = given
         if row.legacy == "three keys":
             first = _three_keys(text, first, second)
-        conflicts += dict_conflicts(first, second, (winner, other))
+        conflicts += dict_conflicts((winner, first), (other, second))
     current = dict(given[0][1] if given else defaults.get("rope", {"rope_type": "default"}))
     usual: dict[str, Any] = {"rope_theta": defaults.get("theta", 10000.0)}
     usual["partial_rotary_factor"] = defaults.get("partial") if row.partial else None
     for key, paths in (("rope_theta", row.theta), ("partial_rotary_factor", row.partial)):
-        inside = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
         beside = _stated_outside_dicts(text, paths)
         if key in row.partial and (share := _rotating_share(text)):
             beside.append((f"{text.name(row.rotary_dim)} / head_dim", share))
-        conflicts += scalar_conflicts(inside + beside)
-        if len(paths) > 1 and "." not in paths[1] and not text.has(paths[0]) and not inside:
+        conflicts += scalar_conflicts(key, given, beside)
+        stated = any(key in params for _, params in given)
+        if len(paths) > 1 and "." not in paths[1] and not text.has(paths[0]) and not stated:
             # GPT-NeoX: stock reads the family's own name alone.
             unsaid = (f"{paths[0]} (absent, so the class default)", usual[key])
-            conflicts += scalar_conflicts([unsaid, *beside])
+            conflicts += scalar_conflicts(key, [], [unsaid, *beside])
         elif beside:
             current.setdefault(key, beside[0][1])
     if row.non_rotating_key:
@@ -363,10 +367,9 @@ def _read_label(
         _refuse_unread_type(flat)
     conflicts: list[Problem] = []
     if len(given) == 2:
-        conflicts += dict_conflicts(given[0][1], given[1][1], (given[0][0], given[1][0]))
-    inside = [(f"{where}.rope_theta", p["rope_theta"]) for where, p in given if "rope_theta" in p]
+        conflicts += dict_conflicts(*given)
     beside = _stated_outside_dicts(text, (label.theta,) if label.theta else ())
-    conflicts += scalar_conflicts(inside + beside)
+    conflicts += scalar_conflicts("rope_theta", given, beside)
     theta = {"rope_theta": beside[0][1]} if beside else {}
     if not given:
         return class_default | theta, conflicts

@@ -206,7 +206,7 @@ class Carrier:
 
     def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
         """Return the lines that run a planned result at `place` in each program."""
-        directory = loaders.ServedDirectory.of(self.model, place)
+        directory = loaders.ServedDirectory(place, self.model)
         return loaders.serving_lines(
             directory, plan.readings, plan.main.params, context=plan.context, target=plan.target
         )
@@ -222,7 +222,7 @@ class Carrier:
         nested = override_keys(self.model, plan)
         for part in reversed(self.model.path):
             nested = {part: nested}
-        base = loaders.ServedDirectory.of(self.model, name)
+        base = loaders.ServedDirectory(name, self.model)
         lines = list(loaders.override_lines(base, nested, plan.target, plan.readings))
         if loaders.reads_exactly("llama.cpp", plan.readings):
             flags = self._file_flags(plan)
@@ -266,7 +266,7 @@ class Carrier:
         if model.conflicts:
             agrees = _older_agrees(unextended.config, model)
             readings = _of_two_spellings(read(), read(v5_only=True), agrees)
-        directory = loaders.ServedDirectory.of(model, unextended.name, on_hub=unextended.on_hub)
+        directory = loaders.ServedDirectory(unextended.name, model, unextended.on_hub)
         known = self.readings(main, model.context)
         lines = loaders.serving_lines(
             directory, known, main.params, context=unextended.context, target=model.context

@@ -12,7 +12,7 @@ import pytest
 from tiny_checkpoint import make_llama
 
 import ropext
-from ropext import extend, plan, verify
+from ropext import extend, families, plan, verify
 from ropext.base.errors import InputError
 from ropext.base.inputs import is_path
 from ropext.base.narration import join_for_shells
@@ -85,7 +85,7 @@ def test_lines_for_windows_have_no_word_of_a_posix_shell(monkeypatch):
     params = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     place = r"C:\my models\out"
     known = loaders.readings("llama", params, length=16384, target=16384)
-    directory = loaders.ServedDirectory(place, "llama")
+    directory = loaders.ServedDirectory(place, families.read({"model_type": "llama"}))
     lines = loaders.serving_lines(directory, known, params, context=4096, target=16384)
     for line in lines:
         if line.loader in ("vllm", "sglang"):

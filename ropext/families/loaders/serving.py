@@ -15,7 +15,6 @@ from ropext.base.jsontext import JsonObject
 from ropext.base.narration import join_for_shells
 from ropext.families import Model
 from ropext.families.config import auto_class
-from ropext.families.described import Facts
 from ropext.families.loaders.lookup import LoaderReading, kinds_of, newest
 from ropext.families.loaders.table import ServeData, loader_table
 from ropext.scaling.forms import Params
@@ -43,22 +42,12 @@ class OverrideLine(Serving):
 
 @dataclass(frozen=True)
 class ServedDirectory:
-    """A directory to run: its name, and the identity of its model."""
+    """A checkpoint directory to run: the name under which other programs find it, and its
+    model."""
 
     name: str
-    family: str  # the text part's model type
-    model_type: str | None = None
-    masked_lm: bool = False
+    model: Model
     on_hub: bool = False
-    described: Facts = field(default_factory=dict)  # of types that the census lacks
-
-    @classmethod
-    def of(cls, model: Model, name: str, *, on_hub: bool = False) -> "ServedDirectory":
-        """Return the checkpoint directory of a model, by the name under which other programs find
-        it."""
-        return cls(
-            name, model.text_type, model.model_type, model.masked_lm, on_hub, model.described
-        )
 
 
 # The pipelines of transformers that read text, by the class that loads the model.
@@ -71,10 +60,10 @@ PIPELINES = {
 
 def _in_python(directory: ServedDirectory) -> str:
     """Return the Python that loads a checkpoint directory in transformers."""
+    model = directory.model
     name = "AutoModelForMaskedLM"
-    if not directory.masked_lm:
-        kind = directory.model_type or directory.family
-        name = auto_class(kind, directory.described) or "AutoModel"
+    if not model.masked_lm:
+        name = auto_class(model.model_type, model.described) or "AutoModel"
     if name in PIPELINES:
         make = f"pipeline({PIPELINES[name]!r}, {directory.name!r})"
         return f"from transformers import pipeline; pipe = {make}"
@@ -110,7 +99,7 @@ def serving_lines(
         "gguf": join_for_shells(f"{stem}.gguf"),
         "long": join_for_shells(f"{stem}-long.gguf"),
     }
-    family_of_gguf = directory.family
+    family_of_gguf = directory.model.text_type
     if "longrope-standing" in kinds_of(params):
         family_of_gguf = ""  # the converter's result for it is not measured
     lines = list[Serving]()
@@ -122,7 +111,7 @@ def serving_lines(
             note = _note_on_needed_option(template, reading, params, context, target)
             command = template["command"].format_map(words)
             lines.append(_line_or_reason(template["loader"], reading, command, note))
-        if directory.masked_lm:
+        if directory.model.masked_lm:
             break
     return tuple(lines)
 
@@ -137,7 +126,7 @@ def override_lines(
     """Return the lines that run the base's own weights with other keys of its config, in each
     loader that accepts a config and reads these keys as planned."""
     latest = {reading.loader: reading for reading in newest(readings)}
-    kind = base.model_type or base.family
+    kind = base.model.model_type
     words = {
         "model": base.name,
         "overrides": json.dumps(keys, separators=(",", ":")),  # no blanks, so that no line breaks
@@ -151,7 +140,7 @@ def override_lines(
         argv = tuple(word.format_map(words) for word in template.get("override", ()))
         command = shlex.join(argv)
         if loader == "transformers" and kind not in NOT_BY_ARGUMENT:
-            name = auto_class(kind, base.described)  # "" if no class loads this type
+            name = auto_class(kind, base.model.described)  # "" if no class loads this type
             given = ", ".join(f"{key}={value!r}" for key, value in keys.items())
             command = f"{name}.from_pretrained({base.name!r}, {given})" if name else ""
         if command:

@@ -122,6 +122,7 @@ class Inspection:
         facts = asdict(self.model) | {"sites": sites}
         del facts["stock_sites"]  # the notes list the differences
         del facts["described"]
+        del facts["conflicts"]  # `read` has raised them
         facts["container"] = self.carrier.architecture
         kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
         head = {"model": self.name, "target": self.target, "extended": self.extended or None}
