@@ -22,6 +22,7 @@ from ropext.families.loaders import lookup, table
 from ropext.families.loaders.table import span_of
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.planning.carrier import Carrier
 from ropext.scaling.forms import Params
 from scripts import make_tables
 
@@ -216,15 +217,23 @@ def test_a_family_whose_length_is_right_needs_no_flag():
         assert "is needed" not in mine.note
 
 
-def test_exact_in_requires_same_in_every_named_engine():
-    assert loaders.exact_in((), "llama", YARN)
-    assert loaders.exact_in(("vllm", "llama.cpp"), "llama", YARN)
-    assert not loaders.exact_in(("vllm", "llama.cpp"), "llama", DICTS["longrope"])
-    assert not loaders.exact_in(("llama.cpp",), "llama", DICTS["longrope"], even_so=True)
-    assert not loaders.exact_in(("vllm",), "olmoe", YARN)
-    assert loaders.exact_in(("vllm",), "olmoe", YARN, even_so=True)
-    assert not loaders.exact_in(("vllm",), "llama", YARN, model_type="llava")
-    assert not loaders.exact_in(("transformers", "transformers==4.44"), "llama", YARN)
+def are_exact(names, family, params, *, even_so=False, model_type=None):
+    """Return what a plan for a model of this family decides about the loaders of --for."""
+    llama = families.read(configs.LLAMA)
+    model = replace(llama, text_type=family, model_type=model_type or family)
+    site = replace(model.scaled_sites[0], params=params)
+    return Carrier(model).are_exact(names, site, even_so=even_so)
+
+
+def test_a_plan_is_exact_if_every_named_engine_reads_it_so():
+    assert are_exact((), "llama", YARN)
+    assert are_exact(("vllm", "llama.cpp"), "llama", YARN)
+    assert not are_exact(("vllm", "llama.cpp"), "llama", DICTS["longrope"])
+    assert not are_exact(("llama.cpp",), "llama", DICTS["longrope"], even_so=True)
+    assert not are_exact(("vllm",), "olmoe", YARN)
+    assert are_exact(("vllm",), "olmoe", YARN, even_so=True)
+    assert not are_exact(("vllm",), "llama", YARN, model_type="llava")
+    assert not are_exact(("transformers", "transformers==4.44"), "llama", YARN)
 
 
 def test_measured_outcomes_have_the_shape_of_the_table():

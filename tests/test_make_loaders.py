@@ -4,15 +4,18 @@ it."""
 import copy
 import json
 
+import configs
 import make_loaders
 import make_tables
 import pytest
 
-from ropext.base.errors import NotMeasured
+from ropext.base.errors import NotExpressible, NotMeasured
 from ropext.families import loaders
 from ropext.families.loaders import lookup, table
 from ropext.families.loaders.table import NEVER, VersionSpan, span_of
 from ropext.files import inspecting
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
 
 FACTS = json.loads(make_loaders.FACTS.read_text("utf-8"))
 MEASURED = json.loads(make_loaders.MEASURED.read_text("utf-8"))
@@ -116,7 +119,9 @@ def test_a_fact_of_unmeasured_versions_gets_its_own_cell(with_facts):
     assert (new.versions, new.verdict) == ("MLX-LM 0.32.2", "same")
     assert "0.30-0.32.1" not in [row.versions for row in loaders.readings("llama", YARN)]
     assert reading("llama", "mlx==0.31") == []
-    assert not loaders.exact_in(("mlx==0.31",), "llama", YARN)
+    wish = Extend(factor=4.0, method="yarn", for_loaders=("mlx==0.31",))
+    with pytest.raises(NotExpressible, match=r"how mlx==0\.31 reads yarn .* was not measured"):
+        make_plan(configs.LLAMA, wish)
     served = inspecting.read_unchanged(inspecting.open_model("ropext://demo"))
     assert served is not None
     with pytest.raises(NotMeasured, match=r"mlx 0\.30-0\.32\.1: not measured"):

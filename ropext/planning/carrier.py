@@ -151,13 +151,27 @@ class Carrier:
             if forms.same(forms.read(kept, site.rope).spectrum, site.wanted):
                 yield families.as_written(model, params, site.rope)
 
-    def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
-        """Return whether these loaders read a planned site exactly as wanted. An unmeasured loader
-        counts as exact if `even_so`."""
+    def read_by(self, name: str, site: RopeSite) -> list[LoaderReading]:
+        """Return how the loaders that a name of --for means read the rope dict of a planned
+        site."""
         model = self.model
-        return loaders.exact_in(
-            names, model.text_type, site.params, even_so=even_so, model_type=model.model_type
-        )
+        kinds = loaders.kinds_of(site.params)
+        found = list[LoaderReading]()
+        for reader in loaders.select(name):
+            known = reader.known(model.text_type, model.model_type)
+            reading = reading_in(reader, known, site.params, kinds)
+            found.append(replace(reading, versions=reader.versions))  # all that the name means
+        return found
+
+    def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
+        """Return whether these loaders of --for read a planned site exactly as wanted. An
+        unmeasured loader counts as exact if `even_so`."""
+        right = {"same", "not measured"} if even_so else {"same"}
+        for name in names:
+            for reading in self.read_by(name, site):
+                if reading.verdict not in right:
+                    return False
+        return True
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
         """Return how each loader reads the rope dict of a site, planned or as it is."""
@@ -182,10 +196,16 @@ class Carrier:
         does."""
         return ""
 
-    def misread(self, name: str, params: Params) -> str:
-        """Return how a loader misreads a planned rope dict, if that was measured; else ""."""
-        model = self.model
-        return loaders.misread(name, model.text_type, params, model_type=model.model_type)
+    def misread(self, name: str, site: RopeSite) -> str:
+        """Return how a loader of --for misreads the rope dict of a planned site, if that was
+        measured; else ""."""
+        for reading in self.read_by(name, site):
+            if reading.verdict in loaders.WRONG:
+                return (
+                    f"{reading.loader} {reading.versions} reads {site.params['rope_type']} scaling"
+                    f" in {self.model.text_type} otherwise ({reading.verdict}: {reading.why})"
+                )
+        return ""
 
     def unmeasured(self, name: str, site: RopeSite) -> str:
         """Return which part of a planned site was not measured in a loader, and which part was."""

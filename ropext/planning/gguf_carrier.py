@@ -57,18 +57,10 @@ class GgufCarrier(Carrier):
             if self.rope_of(replace(site, params=params)) is not None:
                 yield params
 
-    def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
-        """Return whether these programs read the planned keys of a GGUF exactly as wanted. An
-        unmeasured program counts as exact if `even_so`."""
-        if not names:
-            return True
-        readings = self.readings(site, 0)
-        for name in names:
-            for reading in self.of_loader(name, readings):
-                trusted = even_so and reading.verdict == "not measured"
-                if reading.verdict != "same" and not trusted:
-                    return False
-        return True
+    def read_by(self, name: str, site: RopeSite) -> list[LoaderReading]:
+        """Return how the programs that a name of --for means read the planned GGUF keys of a
+        site."""
+        return self.of_loader(name, self.readings(site, 0))
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
         """Return how each program reads the GGUF keys of a site, planned or as it is."""
@@ -90,7 +82,7 @@ class GgufCarrier(Carrier):
             return ""  # the log does not show divisors
         return f"with -lv 4 the log of llama-server has {', '.join(lines)}"
 
-    def misread(self, name: str, params: Params) -> str:
+    def misread(self, name: str, site: RopeSite) -> str:
         """Return "": measured misreadings of a planned rope dict are of directories, not of a
         GGUF's keys."""
         return ""
@@ -98,10 +90,8 @@ class GgufCarrier(Carrier):
     def unmeasured(self, name: str, site: RopeSite) -> str:
         """Return why the planned GGUF keys were not measured in the programs that a name of --for
         means, each with its versions."""
-        readings = self.of_loader(name, self.readings(site, 0))
-        return "; ".join(
-            f"{reading.loader} {reading.versions}: {reading.why}" for reading in readings
-        )
+        found = self.read_by(name, site)
+        return "; ".join(f"{reading.loader} {reading.versions}: {reading.why}" for reading in found)
 
     def nearest(self, loader: str, params: Params, target: int) -> str:
         """Return "": the plan for a GGUF offers no other options of `extend`."""

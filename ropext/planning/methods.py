@@ -65,7 +65,12 @@ class WantedSite:
 
     site: RopeSite  # with the embedding that is scaled, the wanted spectrum, and the dict as it was
     native: forms.Params | None
-    moves: bool  # whether any pair rotates otherwise than before
+
+    @property
+    def moves(self) -> bool:
+        """Return whether the method makes any rotary pair of the site rotate otherwise than
+        before."""
+        return self.site.wanted.inv_freq != self.site.rope.spectrum.inv_freq
 
 
 class Attempts:
@@ -92,14 +97,13 @@ class Attempts:
         if attempt.from_original:
             rope = site.rope.original()
         if attempt.method == LENGTH_ONLY:
-            wish = WantedSite(site.of(rope), _with_stated_length(site, self.target), moves=False)
+            wish = WantedSite(site.of(rope), _with_stated_length(site, self.target))
         else:
             knobs = attempt.knobs
             scaled = scaling.scale(rope, attempt.method, self.target, knobs, attempt.attention)
             wanted = scaling.compose(rope, scaled, self.target)
             native = scaling.native(rope, scaled)
-            moves = wanted.inv_freq != rope.spectrum.inv_freq
-            wish = WantedSite(replace(site, rope=rope, wanted=wanted), native, moves)
+            wish = WantedSite(replace(site, rope=rope, wanted=wanted), native)
         self._wishes[key] = wish
         return wish
 
@@ -113,7 +117,7 @@ class Attempts:
             self._planned[key] = None
             for params in self.carrier.offers(wish.site, wish.native, self.target):
                 planned = replace(wish.site, params=params)
-                if not names or self.carrier.are_exact(names, planned, even_so=attempt.even_so):
+                if self.carrier.are_exact(names, planned, even_so=attempt.even_so):
                     self._planned[key] = planned
                     break
         return self._planned[key]
@@ -374,7 +378,7 @@ def _first_misreading(carrier: Carrier, names: Sequence[str], site: RopeSite | N
     if site is None:
         return ""
     for name in names:
-        why = carrier.misread(name, site.params)
+        why = carrier.misread(name, site)
         if why:
             return why
     return ""
@@ -506,12 +510,6 @@ class _Case:
     method: str
 
 
-def rows_of(attempts: Attempts, recipe: Extend, chosen: str) -> tuple[MethodRow, ...]:
-    """Return the method rows of a plan's table, with the user's own method if that is the chosen
-    one."""
-    return tuple(attempts.row(recipe, method, chosen) for method in scaling.beside(chosen))
-
-
 def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation:
     """Return the method to recommend in a plan, from the first case whose method can be written. If
     a scaled model has none, recommend the first method that can be written from its original
@@ -529,14 +527,14 @@ def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation
     cases = _cases_for_model(attempts.carrier, recipe)
     first = _first_writable_case(attempts, recipe, cases, chosen)
     if first is not None:
-        return Recommendation(first[0], recipe.from_original, first[1])
+        return first
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
         anew = recipe.changed(from_original=True)
         first = _first_writable_case(attempts, anew, _cases_for_model(attempts.carrier, anew))
         if first is not None:
             why = f"no config can store a scaling of its current frequencies{_for_clause(recipe)}"
-            return Recommendation(first[0], True, f"{why}; {first[1]}")
+            return replace(first, reason=f"{why}; {first.reason}")
     return Recommendation("none", False, f"no method can be written exactly{_for_clause(recipe)}")
 
 
@@ -591,9 +589,9 @@ def _cases_for_model(carrier: Carrier, recipe: Extend) -> list[_Case]:
 
 def _first_writable_case(
     attempts: Attempts, recipe: Extend, cases: Sequence[_Case], chosen: str = ""
-) -> tuple[str, str] | None:
-    """Return method and reason of the first case whose recommended method can be written; None if
-    there is none."""
+) -> Recommendation | None:
+    """Return the recommendation of the first case whose method can be written; None if there is
+    none."""
     passed: dict[str, list[str]] = {}
     for case in cases:
         row = attempts.row(recipe, case.method, chosen)
@@ -612,7 +610,7 @@ def _first_writable_case(
         elif len(row.read_by) == 1:
             exact = f"measured only in {row.read_by[0]}"
         said = "; ".join([case.said, *others, f"written as {written}, {exact}"])
-        return row.method, said
+        return Recommendation(row.method, recipe.from_original, said)
     return None
 
 
@@ -626,7 +624,7 @@ def default_method(attempts: Attempts, recipe: Extend) -> str:
             able.append(case)
     first = _first_writable_case(attempts, recipe, able)
     if first is not None:
-        return first[0]
+        return first.method
     preferred = PREFERRED_MROPE if attempts.carrier.three_axes else PREFERRED
     for method in preferred:
         if any(case.method == method for case in able):

@@ -25,7 +25,6 @@ from ropext.planning.methods import (
     form_name,
     loaders_by_options,
     recommend,
-    rows_of,
     ways_of,
 )
 from ropext.scaling import self_extend
@@ -71,6 +70,9 @@ class ExtensionPlan:
     fold: Fold | None = None  # of Self-Extend, which no config says
     uncarried: str = ""  # why no directory can store the plan
     method_source: str | None = None  # source of the user's own method, as it was at planning
+    # Carries the spectrum: a config, or the keys and tensors of a GGUF. None if no engine was
+    # measured with such a plan.
+    carrier: Carrier | None = None
     words: Words = DIRECTORY  # the words for the output in texts
     # For the model card: the beginning of its first sentence, and its sentence about the weights.
     grown: str = "The context of {} was extended"
@@ -104,14 +106,17 @@ class ExtensionPlan:
 
     @property
     def readings(self) -> tuple[loaders.LoaderReading, ...]:
-        """Return the reading of the planned result by each engine."""
+        """Return how each engine reads the planned result."""
         return ()
 
-    @property
+    @cached_property
     def kv_cache_bytes(self) -> int | None:
-        """Return the bytes of the KV cache for one sequence of the planned `target` tokens, at 2
-        bytes a value."""
-        return None
+        """Return the bytes of the KV cache for one sequence of the planned target, at 2 bytes a
+        value; None if they are not known."""
+        if self.carrier is None:
+            return None
+        rules = self.carrier.cache
+        return self.carrier.model.kv_bytes(self.target, step=rules.step, beside=rules.micro_batch)
 
     @property
     def main(self) -> RopeSite:
@@ -234,21 +239,37 @@ class ExtensionPlan:
     def log(self) -> str:
         """Return the lines in a program's log that show that the planned scaling is on; "" if none
         does."""
-        return ""
+        if self.carrier is None or self.recipe.length_only:
+            return ""
+        return self.carrier.log_of(self)
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
-        """Return the lines that run the planned result from `directory` in each loader."""
-        return ()
+        """Return the lines that run the planned result from `directory` in each loader; none if the
+        plan is refused."""
+        if self.carrier is None or self.refusal is not None:  # there will be nothing to serve
+            return ()
+        return self.carrier.serving(self, directory)
 
     def overrides(self) -> tuple[loaders.OverrideLine, ...]:
-        """Return the lines that run the base itself as planned, in each loader that is known to
-        read it."""
-        return ()
+        """Return the lines that run the plan's base itself as planned, in each loader that is known
+        to read it; none if the plan is refused."""
+        if self.carrier is None or self.refusal is not None:
+            return ()
+        return self.carrier.overrides(self)
 
     def nearest(self) -> dict[str, str]:
-        """Return the options whose result a loader reads exactly, by the loaders that misread the
-        plan."""
-        return {}
+        """Return, for each loader that misreads the plan, the options whose result it reads
+        exactly."""
+        nearest = dict[str, str]()
+        if self.carrier is None or self.refusal is not None:
+            return nearest
+        for reading in loaders.newest(self.readings):
+            options = ""
+            if reading.verdict in loaders.WRONG:
+                options = self.carrier.nearest(reading.loader, self.main.params, self.target)
+            if options:
+                nearest[reading.loader] = options
+        return nearest
 
     def nearest_by_options(self) -> dict[str, tuple[str, ...]]:
         """Return the options of `nearest`, each with the loaders that read their result exactly."""
@@ -288,17 +309,21 @@ def why_unfolded(carrier: Carrier) -> str:
 class Plan(ExtensionPlan):
     """The plan for rotary embeddings, with the reading of the result by each engine."""
 
-    carrier: Carrier  # carries the spectrum: a config, or the keys and tensors of a GGUF
+    carrier: Carrier
+    attempt: Attempt  # that this plan makes
     model: Model  # as its config was read
     authors: Published | None  # the authors' published recipe for this model
     attempts: Attempts = field(compare=False)  # at this model and target, by any method
-    attempt: Attempt  # that this plan makes
     advised: Recommendation | None = None  # replaces the recommendation of the methods' rows
 
     @cached_property
     def methods(self) -> tuple[MethodRow, ...]:
-        """Return the row of every method in the plan's table."""
-        return rows_of(self.attempts, self.recipe, self.method)
+        """Return the row of every method in the plan's table, with the user's own method if the
+        plan has that."""
+        rows = list[MethodRow]()
+        for method in scaling.beside(self.method):
+            rows.append(self.attempts.row(self.recipe, method, self.method))
+        return tuple(rows)
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
@@ -315,13 +340,6 @@ class Plan(ExtensionPlan):
     def readings(self) -> tuple[loaders.LoaderReading, ...]:
         """Return how each engine reads the rope dict that the plan writes."""
         return self.attempts.readings(self.model.scaled_sites[0], self.attempt)
-
-    @cached_property
-    def kv_cache_bytes(self) -> int | None:
-        """Return the bytes of the KV cache of one sequence of the planned target; None if they are
-        not known."""
-        rules = self.carrier.cache
-        return self.model.kv_bytes(self.target, step=rules.step, beside=rules.micro_batch)
 
     def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
         """Return the facts that `ropext plan` prints: factor, rope type, attention factor,
@@ -398,40 +416,6 @@ class Plan(ExtensionPlan):
                 scaled = scaling.scale(rope, row.method, self.target, knobs, None)
                 out[row.method] = scaling.compose(rope, scaled, self.target)
         return out
-
-    @property
-    def log(self) -> str:
-        """Return the lines in a program's log that show that the planned scaling is on; "" if none
-        does."""
-        return "" if self.recipe.length_only else self.carrier.log_of(self)
-
-    def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
-        """Return the lines that run the planned result from `directory` in each loader; none if it
-        is refused."""
-        if self.refusal is not None:  # there will be nothing to serve
-            return ()
-        return self.carrier.serving(self, directory)
-
-    def overrides(self) -> tuple[loaders.OverrideLine, ...]:
-        """Return the lines that run the plan's base itself as planned; none if the plan is
-        refused."""
-        if self.refusal is not None:
-            return ()
-        return self.carrier.overrides(self)
-
-    def nearest(self) -> dict[str, str]:
-        """Return, for each loader that misreads the plan, the options whose result it reads
-        exactly."""
-        nearest = dict[str, str]()
-        if self.refusal is not None:
-            return nearest
-        for reading in loaders.newest(self.readings):
-            options = ""
-            if reading.verdict in loaders.WRONG:
-                options = self.carrier.nearest(reading.loader, self.main.params, self.target)
-            if options:
-                nearest[reading.loader] = options
-        return nearest
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as the JSON document of `ropext plan --json`, with each method, loader

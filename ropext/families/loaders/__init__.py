@@ -2,10 +2,8 @@
 
 from ropext.families.loaders.lookup import (
     LoaderReading,
-    exact_in,
     kinds_of,
     loader_of,
-    misread,
     nearest_exact,
     newest,
     parse_for,
@@ -33,12 +31,10 @@ __all__ = [
     "OverrideLine",
     "ServedDirectory",
     "Serving",
-    "exact_in",
     "file_lines",
     "file_override_line",
     "kinds_of",
     "loader_of",
-    "misread",
     "nearest_exact",
     "newest",
     "override_lines",

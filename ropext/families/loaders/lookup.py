@@ -366,39 +366,6 @@ def parse_for(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def exact_in(
-    names: Iterable[str],
-    family: str,
-    params: Params,
-    even_so: bool = False,
-    *,
-    model_type: str | None = None,
-) -> bool:
-    """Return whether every named loader reads the rope dict as stock transformers 5 does.
-
-    "Not measured" counts as no unless `even_so`; a measured difference always counts as no.
-    """
-    kinds = kinds_of(params)
-    for name in names:
-        for reader in select(name):
-            known = reader.known(family, model_type)
-            verdict = reading_in(reader, known, params, kinds).verdict
-            if verdict != "same" and not (even_so and verdict == "not measured"):
-                return False
-    return True
-
-
-def misread(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
-    """Return how a loader misreads such a rope dict; "" if it is right, or not measured."""
-    for reader in select(name):
-        known = reader.known(family, model_type)
-        reading = reading_in(reader, known, params, kinds_of(params))
-        if reading.verdict not in ("same", "not measured"):
-            told = f"{reader.loader} {reader.versions} reads {params['rope_type']} scaling in"
-            return f"{told} {family} otherwise ({reading.verdict}: {reading.why})"
-    return ""
-
-
 def unmeasured(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
     """Return which part of such a rope dict was not measured in a loader, and the nearest facts.
     These are the kind in another family, and this family with the plain form."""

@@ -20,7 +20,6 @@ from ropext.files.gguf.geometry import FREQS, LONG, SHORT, known_key, part_with
 from ropext.files.gguf.header import FLOAT32, STRING, UINT32
 from ropext.planning.carrier import PlannedExtension, Programs, UnextendedModel
 from ropext.planning.gguf_carrier import GgufCarrier
-from ropext.scaling.forms import Params
 from ropext.scaling.rope import ABSENT, Edit, RopeSite
 
 # Ollama's issue 5245, open; its pull of such a repository answers "does not support this yet".
@@ -161,7 +160,7 @@ class FileCarrier(GgufCarrier):
             for line in lines
         )
 
-    def misread(self, name: str, params: Params) -> str:
+    def misread(self, name: str, site: RopeSite) -> str:
         """Return why Ollama cannot load a split GGUF, or an empty text."""
         return f"ollama: {NO_PARTS}" if self.is_split and name.startswith("ollama") else ""
 
