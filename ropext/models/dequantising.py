@@ -67,8 +67,8 @@ def check_gguf_is_readable(model: "GgufFile") -> None:
 
 
 def write_gguf_without_weights(model: "GgufFile", place: Path) -> None:
-    """Write the config, the tokenizer and the record of a GGUF as a directory for transformers,
-    without its weights."""
+    """Write the directory from which transformers builds the model of a GGUF in memory without
+    weights: config.json, the tokenizer's files and ropext.json."""
     _write_directory(model, place, _save_config)
 
 

@@ -17,8 +17,8 @@ def chat_page() -> Response:
     policy = "; ".join(
         (
             "default-src 'none'",
-            f"script-src {_inline_digest(text, 'script')}",
-            f"style-src {_inline_digest(text, 'style')}",
+            f"script-src {_csp_source_of_inline(text, 'script')}",
+            f"style-src {_csp_source_of_inline(text, 'style')}",
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",
@@ -35,9 +35,9 @@ def chat_page() -> Response:
     return Response(text, media_type="text/html", headers=headers)
 
 
-def _inline_digest(text: str, tag: str) -> str:
-    """Return the source that the Content-Security-Policy of the page gives for its one inline
-    element of a kind."""
+def _csp_source_of_inline(text: str, tag: str) -> str:
+    """Return the SHA-256 by which the Content-Security-Policy of the served chat page allows its
+    one inline script or style element."""
     (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     digest = hashlib.sha256(content.encode()).digest()
     return f"'sha256-{b64encode(digest).decode()}'"

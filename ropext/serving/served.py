@@ -76,38 +76,38 @@ SHORTEST_PIECE = 2048  # tokens; between two pieces a client that has gone is no
 
 
 def load_served_model(
-    wish: ServeOptions, how: DocumentOptions, say: Say = no_messages
+    asked: ServeOptions, how: DocumentOptions, say: Say = no_messages
 ) -> ServedModel:
     """Load the causal language model and tokenizer that `ropext serve` answers with, and extend
     it in memory if the options ask for it."""
-    snapshot = open_snapshot(wish.directory, revision=wish.revision)
-    snapshot = replace(snapshot, name=wish.name)
-    stated = None if wish.extend is None else wish.extend.context
+    snapshot = open_snapshot(asked.directory, revision=asked.revision)
+    snapshot = replace(snapshot, name=asked.name)
+    stated = None if asked.extend is None else asked.extend.context
     reach = reach_of(snapshot, stated)
     limit = reach.limit
     if reach.masked:
-        raise UnsupportedModel(f"{wish.name} fills in masked tokens; serve needs a causal model")
+        raise UnsupportedModel(f"{asked.name} fills in masked tokens; serve needs a causal model")
     plan = None
-    if wish.extend is not None:
-        plan = plan_config(snapshot.config, wish.extend, wish.name, wish.fold)
+    if asked.extend is not None:
+        plan = plan_config(snapshot.config, asked.extend, asked.name, asked.fold)
         plan.raise_if_refused()
         limit = plan.target
         for warning in plan.warnings:
             say(f"warning: {warning}")
-    if wish.adapter is not None:
-        read_lora(wish.adapter)  # refused before a model is loaded
-    tokenizer = load_tokenizer(snapshot, wish.trust_remote_code)
+    if asked.adapter is not None:
+        read_lora(asked.adapter)  # refused before a model is loaded
+    tokenizer = load_tokenizer(snapshot, asked.trust_remote_code)
     if not tokenizer.is_fast:
-        raise UnsupportedModel(f"serve needs a fast tokenizer, and that of {wish.name} is slow")
-    said = f"out of memory while loading {wish.name}; give --dtype bfloat16, or a smaller model"
+        raise UnsupportedModel(f"serve needs a fast tokenizer, and that of {asked.name} is slow")
+    said = f"out of memory while loading {asked.name}; give --dtype bfloat16, or a smaller model"
     weighted = with_weights(snapshot)
-    trust = wish.trust_remote_code
-    content = served_content_digest(weighted, plan, wish.adapter, how.dtype, trust)
+    trust = asked.trust_remote_code
+    content = served_content_digest(weighted, plan, asked.adapter, how.dtype, trust)
     with memory_errors(said), silenced():
-        say(f"loading {wish.name}")
+        say(f"loading {asked.name}")
         model = load_model(weighted, loading_of(how, trust))
-        if wish.adapter is not None:
-            model = add_adapter(model, wish.adapter)
+        if asked.adapter is not None:
+            model = add_adapter(model, asked.adapter)
         model = _extended(model, plan)
         config = snapshot.config if plan is None else plan.config
         continues = not follows_length(config, limit) and continues_after_cut(model)
@@ -123,7 +123,7 @@ def load_served_model(
         method = by.method
         factor = by.target / by.context
     return ServedModel(
-        names=wish.served_names or (wish.name,),
+        names=asked.served_names or (asked.name,),
         model=model,
         tokenizer=tokenizer,
         limit=limit,

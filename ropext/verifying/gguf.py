@@ -44,7 +44,7 @@ def check_tensors(subject: RotarySubject) -> Iterable[Check]:
     file = as_file(subject.snapshot)
     known = _known_tensors(subject)
     deep = subject.depth.deep and bool(known)
-    content = deep and any(wish.sha256 for wish in known.values())  # else nobody can compare it
+    content = deep and any(part.sha256 for part in known.values())  # else nobody can compare it
     weights = proving.identify_parts(file, content=content, show=subject.depth.show)
     wrong = None
     if known:
@@ -77,15 +77,18 @@ def _first_difference(
     """Return the check of the first part of a GGUF file whose tensors differ, or whose bytes were
     not recorded; None if there is none."""
     for name, file in weights.items():
-        wish = known.get(name)
-        if wish is None or (wish.size, wish.header_sha256) != (file.size, file.header_sha256):
+        wanted = known.get(name)
+        if wanted is None or (wanted.size, wanted.header_sha256) != (
+            file.size,
+            file.header_sha256,
+        ):
             return Check("tensors", False, "names, types, shapes or sizes differ from the base's")
-        if deep and wish.sha256 is None:
+        if deep and wanted.sha256 is None:
             return Check(
                 "tensors",
                 None,
                 "their bytes were not recorded; give --against BASE (or --hash to extend)",
             )
-        if deep and wish.sha256 != file.sha256:
+        if deep and wanted.sha256 != file.sha256:
             return Check("tensors", False, "their bytes differ from the base's")
     return None

@@ -79,15 +79,15 @@ def judge_neighbour(
     tops = list[float]()
     bottoms = list[float]()
     count = 0
-    for told, planned, changed in zip(answers, plan, other, strict=True):
+    for answered, planned, changed in zip(answers, plan, other, strict=True):
         top_here = 0.0
         bottom_here = 0.0
-        for answer, right, wrong in zip(told, planned, changed, strict=True):
+        for answer, right, wrong in zip(answered, planned, changed, strict=True):
             top_here += (wrong - right) * (answer - right)
             bottom_here += (wrong - right) ** 2
         tops.append(top_here)
         bottoms.append(bottom_here)
-        count += len(told)
+        count += len(answered)
     top = math.fsum(tops)
     bottom = math.fsum(bottoms)
     apart = math.sqrt(bottom / max(count, 1))

@@ -64,9 +64,11 @@ def prompt_lengths(context: int, target: int, *, beyond: bool) -> tuple[int, ...
     return tuple(low + step * at for at in range(ASKED))
 
 
-def answers_of(server: Server, model: str, lengths: Sequence[int], vocab_size: int) -> list[Pairs]:
-    """Return the log-probabilities of a server's best candidates for the token after a prompt of
-    each length; an empty list if the server returns none. Each prompt has other token ids."""
+def ask_next_tokens(
+    server: Server, model: str, lengths: Sequence[int], vocab_size: int
+) -> list[Pairs]:
+    """Ask a running server to verify for the next token after a prompt of each length; return the
+    log-probabilities of its best candidates. Each prompt has other token ids."""
     answers = list[Pairs]()
     for draw, length in enumerate(lengths):
         answers.append(next_token(server, model, token_ids(length, vocab_size, draw=draw)))
@@ -77,8 +79,8 @@ def answers_twice(url: str, lengths: tuple[int, ...], vocab_size: int) -> KeptAn
     """Return the answers of an unscaled server to prompts of these lengths, requested twice."""
     server = server_at(url)
     model, _ = model_and_limit(server, url)
-    first = answers_of(server, model, lengths, vocab_size)
-    second = answers_of(server, model, lengths, vocab_size)
+    first = ask_next_tokens(server, model, lengths, vocab_size)
+    second = ask_next_tokens(server, model, lengths, vocab_size)
     return KeptAnswers(model, lengths, vocab_size, first, second)
 
 
@@ -146,7 +148,7 @@ def _nats_apart(token: int | None, first: Candidates, second: Candidates) -> flo
 
 def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> PlainComparison:
     """Compare a server with the kept answers of an unscaled server."""
-    answers = answers_of(server, model, plain.lengths, plain.vocab_size)
+    answers = ask_next_tokens(server, model, plain.lengths, plain.vocab_size)
     pairs = [(a, b) for a, b in zip(answers, plain.first, strict=True) if a and b]
     if len(pairs) * 2 < len(answers):
         return PlainComparison(

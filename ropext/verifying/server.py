@@ -366,19 +366,19 @@ def _ask_prompts(server: Server, model: str, work: _ReferenceTexts) -> Answers:
     answers = Answers()
     done = 0
     for size, lengths in prompts.items():
-        heard = 0
+        replies = 0
         for length in lengths:
             pairs = next_token(server, model, work.texts[size][:length])
             done += length
             work.show(done, total, "asked of the server")
             if pairs:
                 answers[size, length] = pairs
-                heard += 1
-        if not heard:
+                replies += 1
+        if not replies:
             raise no_logprobs_error(server)
-        if 2 * heard < len(lengths):
+        if 2 * replies < len(lengths):
             raise no_logprobs_error(
-                server, f"log-probabilities after only {heard} of {len(lengths)} prompts"
+                server, f"log-probabilities after only {replies} of {len(lengths)} prompts"
             )
     return answers
 

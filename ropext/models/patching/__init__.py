@@ -159,7 +159,7 @@ def _check_same_weights(old: "nn.Module", new: "nn.Module", tables: Container[st
         )
 
 
-def _apply_config(live: "PreTrainedModel", config: "PreTrainedConfig", beside: InMemory) -> None:
+def _apply_config(live: "PreTrainedModel", config: "PreTrainedConfig", in_memory: InMemory) -> None:
     """Make a model in memory compute as a config says, with the changes that a plan makes only in
     memory."""
     from transformers import PreTrainedConfig
@@ -170,7 +170,7 @@ def _apply_config(live: "PreTrainedModel", config: "PreTrainedConfig", beside: I
     remove_fold(live)
     old = _model_without_weights(live, live.config)
     new = _model_without_weights(live, config)
-    growth = beside.growth
+    growth = in_memory.growth
     tables = position_tables_of(live, growth)
     _check_same_weights(old, new, tables)
     for table in tables.values():
@@ -193,14 +193,14 @@ def _apply_config(live: "PreTrainedModel", config: "PreTrainedConfig", beside: I
             _renew_rotary_module(module, after[name])
         else:
             _renew_module(module, before[name], after[name])
-    if beside.fold is not None:
-        apply_fold(live, beside.fold)
+    if in_memory.fold is not None:
+        apply_fold(live, in_memory.fold)
 
 
 def apply_config(
     model: Model,
     config: JsonObject,
-    beside: InMemory = CONFIG_ALONE,
+    in_memory: InMemory = CONFIG_ALONE,
 ) -> Model:
     """Make a model in memory compute as if it had been loaded with this config dict, and return it.
 
@@ -214,7 +214,7 @@ def apply_config(
             f"the config is of type {kind!r}, the model in memory of type "
             f"{live.config.model_type!r}"
         )
-    _apply_config(live, type(live.config).from_dict(untagged(config)), beside)
+    _apply_config(live, type(live.config).from_dict(untagged(config)), in_memory)
     return model
 
 

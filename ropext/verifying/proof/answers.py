@@ -108,7 +108,7 @@ class ReadAnswer(TypedDict, total=False):
 
     failed: str | None
     said: str
-    told: dict[str, list[int]]  # distances at which each module receives a new value
+    distances: dict[str, list[int]]  # by module: those at which it receives a new value
     read: int  # tokens
 
 

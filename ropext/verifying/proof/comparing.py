@@ -446,16 +446,16 @@ def compare_distances(last: "ReadAnswer", positions: Positions) -> str:
     """
     formulas = [starts(positions, causal=causal) for causal in (False, True)]
     wanted = [list(takewhile(lambda f: f < last["read"] - 1, f)) for f in formulas]
-    for name, steps in last["told"].items():
+    for name, steps in last["distances"].items():
         pairs = [list(zip(steps, f, strict=True)) for f in wanted if len(f) == len(steps)]
         if not any(all(abs(a - b) <= 1 for a, b in pair) for pair in pairs):
             raise ProofFailed(
                 f"verification: {name} tells tokens apart up to a distance of {steps[-1]}, which "
                 f"is not what {positions.key} {positions.context} gives"
             )
-    if not last["told"]:
+    if not last["distances"]:
         raise ProofFailed(f"verification: no attention receives distances; {last['said']}")
     if last["read"] < positions.context:
         return f"; it distinguishes distances up to {last['read'] - 2}, as planned"
-    ends = sorted({steps[-1] for steps in last["told"].values()})
+    ends = sorted({steps[-1] for steps in last["distances"].values()})
     return f"; tokens {' and '.join(map(str, ends))} or more apart look alike, as planned"

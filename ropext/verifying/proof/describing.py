@@ -74,9 +74,9 @@ SHORT = (
 OTHER_THETA = 777.0  # no class default
 
 
-def config_with_keys(cls: type[PreTrainedConfig], **values: Json) -> PreTrainedConfig:
-    """Return the config that a class of transformers makes of these keys in the child process, with
-    its own values for all others."""
+def config_of_class(cls: type[PreTrainedConfig], **values: Json) -> PreTrainedConfig:
+    """Return the config that a class of transformers builds from these keys in the child process
+    of verify; all other keys have the defaults of the class."""
     return cls(**values)
 
 
@@ -115,7 +115,7 @@ def last_layer_type(cls: type[PreTrainedConfig], run: list[str]) -> str | None:
         return None
     counts = range(2 * len(run) + 1, 2 * len(run) + 7)
     try:
-        made = [config_with_keys(cls, **{name: layers}).layer_types[-1] for layers in counts]
+        made = [config_of_class(cls, **{name: layers}).layer_types[-1] for layers in counts]
     except Exception:  # classes that tie other lists to the number of layers
         return None
     by_run = [run[(layers - 1) % len(run)] for layers in counts]
@@ -129,7 +129,7 @@ def keys_of_layer_types(cls: type[PreTrainedConfig]) -> dict[str, list[str]]:
     read = {}
     for key, values in LAYERS_BY.items():
         try:
-            made = [config_with_keys(cls, **{name: 4, key: value}) for value in values]
+            made = [config_of_class(cls, **{name: 4, key: value}) for value in values]
         except Exception:  # classes that tie other lists to the number of layers
             continue
         one, two = (
@@ -144,7 +144,7 @@ def theta_of_scaled_dict(cls: type[PreTrainedConfig]) -> tuple[Json, Json]:
     """Return the theta and the partial factor that a config class of transformers adds to a flat
     rope dict without them."""
     try:
-        made = config_with_keys(
+        made = config_of_class(
             cls, rope_scaling={"rope_type": "linear", "factor": 2.0}
         ).rope_parameters
     except Exception:  # types that accept other forms only
@@ -166,7 +166,7 @@ def keys_with_other_spelling(cls: type[PreTrainedConfig]) -> set[str]:
             value = 0.5
         for name in spellings:
             try:
-                rope = config_with_keys(cls, **{name: value}).rope_parameters
+                rope = config_of_class(cls, **{name: value}).rope_parameters
             except Exception:  # a type that refuses this value
                 continue
             if rope.get(key) in (0.5, OTHER_THETA):
@@ -221,7 +221,7 @@ def values_added_by(
     offered = getattr(spec, "init_kwargs", None) or {}
     if not offered:
         return {}
-    text = getattr(config_with_keys(cls, **{key: {"model_type": text_type}}), key)
+    text = getattr(config_of_class(cls, **{key: {"model_type": text_type}}), key)
     theta = (config_value(text, "rope_parameters") or {}).get("rope_theta")
     out = {k: offered[k] for k in VALUES if k in offered and config_value(text, k) == offered[k]}
     out = {k: v for k, v in out.items() if field_default(bare, k) != v}

@@ -579,16 +579,16 @@ def read_to_last_position(
         return {
             "failed": None,
             "said": f"forward not run: {str(error).splitlines()[0]}",
-            "told": {},
+            "distances": {},
         }
     tensors = [value for value in out.values() if isinstance(value, torch.Tensor)]
     if not all(bool(torch.isfinite(value).all()) for value in tensors):
         return {"failed": "not all it gives is finite", "said": ""}
     said = f"{said} reads {length} tokens, and all it gives is finite"
-    return {"failed": None, "said": said, "told": changes, "read": length}
+    return {"failed": None, "said": said, "distances": changes, "read": length}
 
 
-def note_distances(model: nn.Module, length: int, heard: dict[str, list[int]]) -> None:
+def note_distances(model: nn.Module, length: int, noted: dict[str, list[int]]) -> None:
     """Note the distances of two tokens at which each attention module of transformers receives a
     new value.
 
@@ -609,7 +609,7 @@ def note_distances(model: nn.Module, length: int, heard: dict[str, list[int]]) -
         ring = len(given) == 2 * length
         line = given[: length + 1, 0] if ring else given.reshape(-1, length)[-1, :, None]
         changes = (line[1:] != line[:-1]).any(1).flip(0).nonzero()[:, 0] + 1
-        heard[names[module]] = [0, *(change for change in changes.tolist() if change < length - 1)]
+        noted[names[module]] = [0, *(change for change in changes.tolist() if change < length - 1)]
 
     for module in names:
         module.register_forward_pre_hook(note_changes, with_kwargs=True)
