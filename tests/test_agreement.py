@@ -85,7 +85,7 @@ def test_plan_and_extend_refuse_a_directory_that_scaling_cannot_help_alike(tmp_p
         "utf-8",
     )
     plan = inspecting.plan(str(base), factor=2.0)
-    job = extending.prepared(str(base), {"factor": 2.0}, None)
+    job = extending.prepare_extension(str(base), {"factor": 2.0}, None)
     with pytest.raises(UnsupportedModel) as caught:
         job.make(tmp_path / "out", NOBODY)
     assert str(caught.value) == str(plan.refusal)

@@ -260,8 +260,8 @@ def _is_near(option: str, name: str) -> bool:
 
 
 def _of_a_stage(name: str, words: list[str]) -> list[str]:
-    """Return an option of fit, finetune or eval as KEY=VALUE words of a run: for the steps that the
-    command line requests, else for all steps that have it."""
+    """Return an option of fit, finetune or eval as KEY=VALUE words of a run. They are for the steps
+    that the command line requests, else for all steps that have the option."""
     from ropext.options.fields import EVALUATE, FINETUNE, FIT, flag
     from ropext.pipeline.recipe import options_by_key
 

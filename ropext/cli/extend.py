@@ -124,15 +124,15 @@ def command(
         return
     extension: Job[ExtensionPlan, extending.MadeExtension]
     if as_kind is None:
-        extension = extending.prepared(model, given, output, revision)
+        extension = extending.prepare_extension(model, given, output, revision)
     else:
         from ropext.pipeline import gguf_outputs  # late: no other extension needs it
 
-        if output is not None and not dry_run and not gguf_outputs.extends(given):
-            made_directory = gguf_outputs.convert(model, output, force, call.hooks.say)
+        if output is not None and not dry_run and not gguf_outputs.asks_for_extension(given):
+            made_directory = gguf_outputs.convert_gguf(model, output, force, call.hooks.say)
             out.result(made_directory.to_text(), made_directory)
             return
-        extension = gguf_outputs.prepared(model, given, output)
+        extension = gguf_outputs.prepare_gguf_extension(model, given, output)
     if output is None or dry_run:
         made = counted(extension, output, call)
         plan.show(out, made, details=details)

@@ -1,5 +1,7 @@
-"""Declare options that several commands share and options made from a class's fields, and group
-their help: what nine of ten users need, and with --help-all every option."""
+"""Declare options that several commands share and options made from a class's fields.
+
+Their help is in groups. --help shows the options that nine of ten users need, --help-all every one.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -195,7 +197,7 @@ def _length_parser(flag: str) -> Callable[[str], int]:
 
 
 class OptionsOf:
-    """Annotates a parameter of a command that takes the options of some classes: the values that a
+    """Annotates a parameter of a command that takes the options of some classes. The values that a
     user gave arrive there as one dict."""
 
     def __init__(self, *kinds: type[Options], only: Sequence[str] = ()) -> None:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def visible(text: str) -> str:
-    """Return a text for the terminal without tokens, because logs are kept, and with characters
-    escaped that a terminal would obey or could not encode, because untrusted people write configs.
+    """Return a text for the terminal without tokens, because logs are kept.
 
-    It imports nothing: a signal may arrive in the middle of an import.
+    Characters that a terminal would obey or could not encode are escaped, because untrusted people
+    write configs. This imports nothing: a signal may arrive in the middle of an import.
     """
     text = scrub(text)
     if _prints(text.replace("\n", "")):

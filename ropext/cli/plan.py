@@ -179,8 +179,8 @@ def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: 
 
 
 def _printed_plan(plan: "ExtensionPlan", details: bool) -> str:
-    """Return the text that the commands `ropext plan` and `extend --dry-run` print: one screen, or
-    with --details all of it."""
+    """Return the text that the commands `ropext plan` and `extend --dry-run` print. It fills one
+    screen; with --details it is the whole plan."""
     from ropext.results.report import text
     from ropext.results.report.screen import plan_screen
 

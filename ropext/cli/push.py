@@ -44,7 +44,7 @@ def requested_push(given: Given) -> Push:
     return Push(repository, wanted.public)
 
 
-def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
+def upload_output(out: Out, directory: Path, wanted: Push) -> "Pushed":
     """Push a directory with the figures that were measured of it, and print the notes on stderr."""
     from ropext.pipeline.public import push
 
@@ -79,7 +79,7 @@ def print_pushed_result(
         out.result(text, data)
         return
     try:
-        done = upload(out, directory, wanted)
+        done = upload_output(out, directory, wanted)
     except RopextError as error:
         out.result(text, {**values_json(data), "pushed": None})
         command = push_command(directory, wanted)
@@ -154,5 +154,5 @@ def command(
     """Upload an output to the hub. With its card; private unless --public is given."""
     runs = tuple(dict.fromkeys(results or ()))
     wanted = Push(repository, public, runs, license, base_model, force, dry_run)
-    done = upload(out, directory, wanted)
+    done = upload_output(out, directory, wanted)
     out.result(pushed_text(done), done)

@@ -17,7 +17,7 @@ Action = Annotated[
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="name of the recipe, for cat")]
 
 
-def header(path: Path) -> dict[str, str]:
+def recipe_header(path: Path) -> dict[str, str]:
     """Return the lines above a recipe's keys by name, as `ropext recipes` prints them: what for,
     needs, command, run."""
     lines = dict[str, str]()
@@ -49,12 +49,12 @@ def command(
             raise UsageError("recipes cat wants a NAME; `ropext recipes ls` lists them")
         path = bundled.find_recipe(name)
         text = path.read_text(encoding="utf-8")
-        out.result(text, {"name": path.stem, "text": text} | header(path))
+        out.result(text, {"name": path.stem, "text": text} | recipe_header(path))
         return
     headers = list[dict[str, str]]()
     text = ""
     for stem, path in bundled.recipes().items():
-        recipe = {"name": stem} | header(path)
+        recipe = {"name": stem} | recipe_header(path)
         headers.append(recipe)
         text += stem + "\n"
         for line in (recipe["what for"], f"needs: {recipe['needs']}", f"run: {recipe['run']}"):

@@ -25,8 +25,8 @@ EVERY_PACKAGE = (
 
 
 def version_lines(verbose: bool) -> list[str]:
-    """Return the lines that `ropext --version` prints: versions of ropext, torch and transformers;
-    if `verbose`, of every package that it installs, Python and the system."""
+    """Return the lines that `ropext --version` prints: versions of ropext, torch and transformers.
+    If `verbose`, add every package that ropext installs, Python and the system."""
     from importlib import metadata  # late: it costs as much as a third of typer
 
     lines = [f"ropext {__version__}"]

@@ -2,24 +2,12 @@
 
 The modules, from the lowest up:
 
-  extending         plan, write and verify one checkpoint
-  gguf_outputs      a GGUF as a directory, and the GGUF that a fit adds to its output
-  saving            a model in memory as a checkpoint
-  recipe            a recipe's text, keys and sections
-  checked_recipe    a recipe that may run: its paths, data and gates
-  run_digests       digests of the inputs and outputs of a run
-  run_context       a run, its plan and its paths
-  stage             a step that a run does once, and what all stages share
-  stages            the stages before the report
-  evidence          the measurements of a run
-  python_results    the results of calls from Python, and of a run
-  opening           the result of an earlier call, read from its output
-  report_page       the report of a run
-  run_output        the last stage: the finished checkpoint and the report
-  auto_plan         the methods and documents of `--method auto`
-  auto_choice       the measurement of these methods, and the choice among them
-  auto              the choice as a step of a run
-  running           a whole run, and the estimate of its work
-  server_evaluation the evaluation of a running server
-  public            the functions that Python calls
+- One output: `extending`, `gguf_outputs` and `saving` plan, write and verify it.
+- A recipe: `recipe` reads it. `checked_recipe` checks its paths, data and gates.
+- A run: `run_context` has its plan and paths, `run_digests` the digests of its files.
+- Its stages: `stage` has the parts that all stages share, `stages` the stages themselves.
+- Its end: `evidence` collects the measurements, `report_page` and `run_output` write the rest.
+- `--method auto`: `auto_plan` names the candidates, `auto_choice` decides, `auto` is the stage.
+- The whole: `running` does a run, or estimates its work. `demo` and `server_evaluation` do theirs.
+- Python: `public` has the functions, `python_results` their results. `opening` reads old ones.
 """

@@ -24,7 +24,7 @@ from ropext.pipeline.run_digests import RunDigests
 from ropext.pipeline.stage import Step, section_key, step_record
 
 
-def check(output: Path, call: Call) -> None:
+def check_auto_output(output: Path, call: Call) -> None:
     """Refuse an output that the choice would refuse. Later the run recognises its own files."""
     place = Workdir(output, "run", {})
     place.check(call.force)
@@ -32,7 +32,7 @@ def check(output: Path, call: Call) -> None:
         check_output(Output(output, call.force))
 
 
-def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
+def choose_method(recipe: Recipe, output: Path, call: Call) -> Recipe:
     """Return the recipe with the chosen method and the stages that follow.
 
     A choice with the same inputs is not repeated.
@@ -90,7 +90,7 @@ class ChoiceStep(Step):
 
     def make(self) -> None:
         """Choose the method of a run with `--method auto`, and write choice.json."""
-        write_json(self.path, AutoChoice(self.beforehand, self.folder, self.call).made())
+        write_json(self.path, AutoChoice(self.beforehand, self.folder, self.call).measured_choice())
 
     def clear(self) -> None:
         """Delete the files of an earlier choice, made by a run with `--method auto`."""

@@ -1,5 +1,7 @@
-"""Measure the candidates of `--method auto` on the same documents, and decide: the content of
-choice.json, with the choice as keys of the recipe."""
+"""Measure the candidates of `--method auto` on the same documents, and decide.
+
+The result is the content of choice.json. It holds the choice as keys of the recipe.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -73,7 +75,7 @@ class AutoChoice:
         self.not_finite = dict[str, str]()  # candidate -> why its logits count for nothing
         self.tokens = 0  # read forward
 
-    def made(self) -> JsonObject:
+    def measured_choice(self) -> JsonObject:
         """Measure every candidate, and return the content of choice.json."""
         planned = self.planned
         say = self.call.hooks.say

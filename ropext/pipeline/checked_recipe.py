@@ -28,9 +28,9 @@ from ropext.pipeline.recipe import (
     Recipe,
     RecipeSource,
     key_role,
-    make,
     options_by_key,
     read_recipe,
+    recipe_from_source,
 )
 from ropext.results.gates import Gate, parse_gate, split_run_spec
 
@@ -70,7 +70,7 @@ def recipe_from_options(
     given = {name: value for name, value in extend.items() if name != FINETUNE}
     entries |= {(EXTEND, recipe_key(name)): Entry(value, where) for name, value in given.items()}
     entries |= {(name, "data"): Entry(data, where) for name, data in later.items() if data}
-    return _checked(make(RecipeSource(where, entries), words))
+    return _checked(recipe_from_source(RecipeSource(where, entries), words))
 
 
 def _checked(recipe: Recipe) -> Recipe:

@@ -103,8 +103,8 @@ def _is_fit_kept(work: RunContext) -> bool:
 
 
 def run_section(work: RunContext, evidence: Evidence) -> dict[str, Json]:
-    """Return the section of ropext.json about a run, for the record of its output: no times, and
-    only the paths that the recipe names."""
+    """Return the section of ropext.json about a run, for the record of its output. It has no times,
+    and only the paths that the recipe names."""
     stages = dict[str, Json]()
     for name in work.recipe.stages:
         step = step_record(work.folder, name)

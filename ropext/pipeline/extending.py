@@ -93,7 +93,7 @@ class ExtensionJob:
         if is_here:  # else the weights are fetched first
             with _or_without_a_copy(self.plan):
                 snapshot.require_weights()
-                source = source_of(snapshot, self.plan, call)
+                source = output_source_of(snapshot, self.plan, call)
                 check_output(source.check(output, WriteOptions(self.writing.link, call.force)))
 
     def counts(self) -> ExtensionPlan:
@@ -106,11 +106,11 @@ class ExtensionJob:
         self.plan.require_training()
         with _or_without_a_copy(self.plan):
             whole = with_weights(self.snapshot)
-        plan = warned(self.plan, call.hooks.say)
+        plan = tell_plan_warnings(self.plan, call.hooks.say)
         return write_extension(whole, plan, output, self.writing, call)
 
 
-def prepared(
+def prepare_extension(
     model: str, given: Mapping[str, Any], output: Path | None, revision: str | None = None
 ) -> ExtensionJob:
     """Open a model and plan its extension by the fields of Extend and Writing.
@@ -118,7 +118,7 @@ def prepared(
     Refuse an output that is, contains or is inside an input. `given` may name pair factors by their
     file.
     """
-    wish, how = split_options(given)
+    wish, how = split_extend_options(given)
     options = parse_extend(wish, read_text)
     check_unlocked(output)
     snapshot = open_model(model, revision=revision)
@@ -126,7 +126,7 @@ def prepared(
     return ExtensionJob(snapshot, planned(snapshot, model, options), how)
 
 
-def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], Writing]:
+def split_extend_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], Writing]:
     """Split the options of `extend`: those that decide the plan, and the writing."""
     writing = dict[str, Any]()
     wish = dict[str, Any]()
@@ -150,7 +150,7 @@ def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
         raise
 
 
-def warned(plan: ExtensionPlan, say: Say) -> ExtensionPlan:
+def tell_plan_warnings(plan: ExtensionPlan, say: Say) -> ExtensionPlan:
     """Print the warnings of a plan and return it. Raise an error if an extension does not help."""
     plan.raise_if_refused()
     for remark in plan.remarks():
@@ -170,14 +170,14 @@ def write_extension(
     older = record_in(snapshot)
     if older is not None and (trained := with_training(older).get(TRAINED_ON)):
         record = replace(record, more=dict(record.more) | {TRAINED_ON: trained})
-    source = source_of(snapshot, made, call)
+    source = output_source_of(snapshot, made, call)
     show = file_progress(call.hooks.say)
     manner = WriteOptions(how.link, call.force, how.hash, how.no_verify, show)
     written = write(source, output, record, manner)
     return MadeExtension(written, made.serving(str(output)), made)
 
 
-def source_of(snapshot: Snapshot, plan: ExtensionPlan, call: Call) -> OutputSource:
+def output_source_of(snapshot: Snapshot, plan: ExtensionPlan, call: Call) -> OutputSource:
     """Return how the output of a plan is written and then proved.
 
     A GGUF gives a file, proved by ggml's formula; any other snapshot gives a directory, proved by

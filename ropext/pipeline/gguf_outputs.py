@@ -1,7 +1,7 @@
-"""Write what a GGUF gives in a directory: its dequantised weights, extended or as they are, and the
-GGUF with the spectrum that a fit of them learned.
+"""Write a GGUF as a directory of dequantised weights, extended or as it is.
 
-It needs torch and transformers, which read the file's weights.
+A fit of a GGUF also adds the GGUF with the learned spectrum to its output. This needs torch and
+transformers, which read the file's weights.
 """
 
 import tempfile
@@ -23,7 +23,12 @@ from ropext.files.inspecting import open_model, planned
 from ropext.options.extend import Extend, Writing, parse_extend
 from ropext.options.fields import places_read
 from ropext.options.training import Fit
-from ropext.pipeline.extending import MadeExtension, split_options, warned, write_extension
+from ropext.pipeline.extending import (
+    MadeExtension,
+    split_extend_options,
+    tell_plan_warnings,
+    write_extension,
+)
 from ropext.planning import ExtensionPlan, Plan
 
 if TYPE_CHECKING:
@@ -74,49 +79,51 @@ class GgufJob:
         with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as room:
             place = dequantise(self.gguf, Path(room) / self.gguf.head.path.stem, call.hooks.say)
             finish_tree(place)  # the links to its files have their modes
-            snapshot = _named(self.gguf, place)
-            plan = warned(_plan(snapshot, self.gguf, self.options), call.hooks.say)
+            snapshot = _open_under_gguf_name(self.gguf, place)
+            plan = tell_plan_warnings(
+                _plan_with_weights_note(snapshot, self.gguf, self.options), call.hooks.say
+            )
             return write_extension(snapshot, plan, output, self.writing, call)
 
 
-def prepared(model: str, given: Mapping[str, Any], output: Path | None) -> GgufJob:
+def prepare_gguf_extension(model: str, given: Mapping[str, Any], output: Path | None) -> GgufJob:
     """Open a GGUF and plan the extension of its directory, from the config and tokenizer that
     transformers reads."""
     from ropext.models.dequantising import write_gguf_without_weights
 
-    wish, writing = split_options(given)
+    wish, writing = split_extend_options(given)
     if writing.link != Writing().link:
         raise UsageError(
             f"--link {writing.link} shares weight files with the base, and a directory made of a "
             "GGUF has weights of its own; leave it out"
         )
     options = parse_extend(wish, read_text)
-    gguf = _opened(model, output, wish)
+    gguf = _open_readable_gguf(model, output, wish)
     with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as room:
         place = Path(room) / gguf.head.path.stem
         write_gguf_without_weights(gguf, place)
-        plan = _plan(_named(gguf, place), gguf, options)
+        plan = _plan_with_weights_note(_open_under_gguf_name(gguf, place), gguf, options)
     # The temporary files have no other name than the ones that are renamed.
     return GgufJob(gguf, plan, options, writing.changed(link="hard"))
 
 
-def extends(given: Mapping[str, Any]) -> bool:
+def asks_for_extension(given: Mapping[str, Any]) -> bool:
     """Return whether the options ask for an extension."""
-    return bool(split_options(given)[0])
+    return bool(split_extend_options(given)[0])
 
 
-def convert(model: str, output: Path, force: bool, say: Say = no_messages) -> Converted:
+def convert_gguf(model: str, output: Path, force: bool, say: Say = no_messages) -> Converted:
     """Write a GGUF as a directory, without an extension."""
     from ropext.models.dequantising import dequantise
 
-    gguf = _opened(model, output, {})
+    gguf = _open_readable_gguf(model, output, {})
     with staged(Output(output, force, [gguf.directory])) as stage:
         dequantise(gguf, stage.directory, say)
         files = stage.names()
     return Converted(output, tuple(files))
 
 
-def _opened(model: str, output: Path | None, wish: Mapping[str, Any]) -> GgufFile:
+def _open_readable_gguf(model: str, output: Path | None, wish: Mapping[str, Any]) -> GgufFile:
     """Open a GGUF that transformers can read; refuse an output that equals, contains or is inside
     an input."""
     from ropext.models.dequantising import check_gguf_is_readable
@@ -130,12 +137,12 @@ def _opened(model: str, output: Path | None, wish: Mapping[str, Any]) -> GgufFil
     return gguf
 
 
-def _named(gguf: GgufFile, place: Path) -> Snapshot:
+def _open_under_gguf_name(gguf: GgufFile, place: Path) -> Snapshot:
     """Open the directory under the name of the file, by which the record names its base."""
     return replace(open_snapshot(str(place)), name=gguf.name)
 
 
-def _plan(snapshot: Snapshot, gguf: GgufFile, options: Extend) -> ExtensionPlan:
+def _plan_with_weights_note(snapshot: Snapshot, gguf: GgufFile, options: Extend) -> ExtensionPlan:
     """Return the plan, with a note about the weights."""
     plan = planned(snapshot, gguf.name, options)
     name = gguf.head.path.name
@@ -163,7 +170,7 @@ def _add_gguf(model: str, name: str, output: Path, call: Call, directory: Path) 
     `directory` is renamed to `output` later, so the record has the name `output`.
     """
     snapshot = open_model(model)
-    plan = warned(planned(snapshot, model, Extend(like=str(directory))), call.hooks.say)
+    plan = tell_plan_warnings(planned(snapshot, model, Extend(like=str(directory))), call.hooks.say)
     assert isinstance(plan, Plan)  # a GGUF rotates
     plan = replace(plan, recipe=plan.recipe.changed(like=str(output)))
     before = guard.listing(directory)

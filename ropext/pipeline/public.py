@@ -51,7 +51,7 @@ def extend(
     if not is_run(options):
         from ropext.pipeline import extending
 
-        made = extending.prepared(name, options, output, revision).make(output, call)
+        made = extending.prepare_extension(name, options, output, revision).make(output, call)
         from ropext.pipeline.python_results import Extended
 
         return Extended(made.written, made.serving, made.plan)
@@ -222,13 +222,13 @@ def compare(
     A run is a directory, RUN:VARIANT, or the result of `evaluate`, `run` or `open`. With `output`
     ropext also writes the report there. `labels` gives models the user's own names.
     """
-    from ropext.pipeline.python_results import measured_in
+    from ropext.pipeline.python_results import measurement_of_result
     from ropext.results.measurement import Measurement
     from ropext.results.report.compared import compare_runs
 
     given = list[str | Measurement]()
     for run in runs:
-        given.append(measured_in(run) or str(from_home(cast(str, run))))
+        given.append(measurement_of_result(run) or str(from_home(cast(str, run))))
     place = None if output is None else from_home(output)
     return compare_runs(given, place, labels)[1]
 

@@ -40,8 +40,8 @@ class Evaluated(Result, Measurement):
 
     @classmethod
     def of(cls, measured: Measurement, gates: Sequence[Outcome] = ()) -> "Evaluated":
-        """Return the result that `ropext.evaluate` and `ropext.open` give to Python: a measurement
-        with its tables and the verdicts of its gates."""
+        """Return the result that `ropext.evaluate` and `ropext.open` give to Python. It adds tables
+        and the verdicts of gates to a measurement."""
         return cls(
             measured.frame,
             measured.models,
@@ -82,8 +82,8 @@ class Evaluated(Result, Measurement):
 
     @property
     def tidy(self) -> list[Table]:
-        """Return the tables of this evaluation for programs, with a row for each length and model;
-        for a server, the tables of the terminal."""
+        """Return the tables of this evaluation for programs. They have a row for each length and
+        model; for a server they are the terminal's."""
         if self.facts.endpoint is None:
             return tables.tidy_tables(self)
         return self.tables
@@ -234,7 +234,7 @@ class Ran(Result):
         return "\n\n".join(part for part in parts if part)
 
 
-def measured_in(given: object) -> Measurement | None:
+def measurement_of_result(given: object) -> Measurement | None:
     """Return the measurement of a result; None if the value is no result. Refuse a run without an
     evaluation."""
     if not isinstance(given, Ran):

@@ -268,7 +268,7 @@ class Recipe(Options):
         }
         if not choice["fits"]:
             entries = {loc: entry for loc, entry in entries.items() if loc[0] != FIT}
-        return make(replace(self.source, entries=entries, choice=choice))
+        return recipe_from_source(replace(self.source, entries=entries, choice=choice))
 
     def check(self) -> None:
         """Refuse a conflict between sections of a recipe, which no section can see alone."""
@@ -313,11 +313,11 @@ class _Schema(GenerateJsonSchema):
         return False
 
 
-def schema() -> dict[str, Any]:
+def recipe_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a recipe, for editors."""
 
     def plain(node: Any) -> Any:
-        """Return a part of the recipe's schema with JSON Schema's names of bounds, without
+        """Return a part of the recipe's schema with JSON Schema's names of bounds. Leave out
         defaults of None and the marks that only a command's help needs."""
         if isinstance(node, list):
             return [plain(item) for item in node]
@@ -362,7 +362,7 @@ class _Loader(yaml.BaseLoader):
         return node
 
 
-def parse(data: bytes | str, name: str, folder: Path = Path()) -> dict[Loc, Entry]:
+def parse_recipe(data: bytes | str, name: str, folder: Path = Path()) -> dict[Loc, Entry]:
     """Parse the YAML text of a recipe, whose top level must be a mapping, into entries."""
     try:
         loader = _Loader(data)
@@ -411,7 +411,7 @@ def _yaml_value(node: Any, name: str) -> Any:
     return None if node.style is None and node.value in _NULL else node.value
 
 
-def override(entries: dict[Loc, Entry], word: str) -> None:
+def override_key(entries: dict[Loc, Entry], word: str) -> None:
     """Apply one `key=value` of the command line to a recipe; paths count from the working
     directory."""
     dotted, equals, text = word.partition("=")
@@ -422,7 +422,7 @@ def override(entries: dict[Loc, Entry], word: str) -> None:
     value = text.strip()
     if value.startswith("["):
         try:
-            value = parse(f"value: {value}", word)["value",].value
+            value = parse_recipe(f"value: {value}", word)["value",].value
         except InputError as error:
             raise UsageError(str(error)) from None
     for inside in [at for at in entries if at[: len(loc)] == loc]:
@@ -447,24 +447,24 @@ def read_recipe(
                 f"a recipe takes only texts, numbers, lists and mappings ({error}); name a method "
                 "of yours as module:function"
             ) from None
-        source = RecipeSource("the recipe", parse(text, "the recipe"))
+        source = RecipeSource("the recipe", parse_recipe(text, "the recipe"))
     else:
         path = Path(recipe)
         if path.is_file() and path.stat().st_size > SIZE_LIMIT:
             limit = SIZE_LIMIT // 1024
             raise InputError(f"{path} has more than the {limit} KiB that a recipe may have")
         data = read_bytes(path, SIZE_LIMIT)
-        entries = parse(data, path.name, path.parent if folder is None else folder)
+        entries = parse_recipe(data, path.name, path.parent if folder is None else folder)
         source = RecipeSource(path.name, entries, as_text(data), path)
-    return make(source, words)
+    return recipe_from_source(source, words)
 
 
-def make(source: RecipeSource, words: Sequence[str] = ()) -> Recipe:
+def recipe_from_source(source: RecipeSource, words: Sequence[str] = ()) -> Recipe:
     """Return the recipe from its entries, checked as far as possible without the model; an error
     names its line."""
     entries = dict(source.entries)
     for word in words:
-        override(entries, word)
+        override_key(entries, word)
     source = replace(source, entries=entries)
     try:
         recipe = Recipe.model_validate(

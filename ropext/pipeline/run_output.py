@@ -65,8 +65,8 @@ class ReportStage(Stage):
         }
 
     def look(self) -> Flat | None:
-        """Return the digests of the run's report and of its output, which is null without an
-        output; None if report.html or outcome.json is missing."""
+        """Return the digests of the run's report and of its output; without an output the second
+        is null. Return None if report.html or outcome.json is missing."""
         if not self.page.is_file() or not (self.work.folder / OUTCOME).is_file():
             return None
         output = self.work.digests.of_tree(self.work.output, but=PUSHED)

@@ -32,7 +32,7 @@ from ropext.pipeline.evidence import Evidence, evidence_of
 from ropext.pipeline.python_results import DONE, Ran
 from ropext.pipeline.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline.run_context import RunContext, plan_run
-from ropext.pipeline.stage import Stage, resumable
+from ropext.pipeline.stage import Stage, resumable_run
 from ropext.pipeline.stages import stages_of
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def run(
     if place is None:
         raise UsageError(f"{recipe.source.name} names no output; add output: DIR, or give -o OUT")
     _check_asked(recipe, place, call, stages)
-    with resumable(place):
+    with resumable_run(place):
         if recipe.is_auto:
             from ropext.pipeline import auto
 
-            auto.check(place, call)
-            recipe = auto.choose(recipe, place, call)
+            auto.check_auto_output(place, call)
+            recipe = auto.choose_method(recipe, place, call)
             _check_asked(recipe, place, call, stages)
         return _run_stages(plan_run(recipe, place, call), stages)
 
@@ -104,7 +104,7 @@ def forecast(
         from ropext.pipeline.auto_plan import plan_choice
 
         if place is not None:
-            auto.check(place, call)
+            auto.check_auto_output(place, call)
         return plan_choice(recipe, call)
     with tempfile.TemporaryDirectory(prefix="ropext-count-") as nothing_is_done:
         work = plan_run(recipe, place or Path(nothing_is_done, "OUT"), call)
@@ -147,7 +147,7 @@ class RunCounts:
 
 
 def _workdir_of(work: RunContext) -> Workdir:
-    """Return the folder of a run, OUT.run, whose run.json records the recipe, the command and the
+    """Return the folder of a run, OUT.run. Its run.json records the recipe, the command and the
     versions. The folder of each stage records the inputs that decide its numbers."""
     about = {
         "recipe": work.recipe.source.name,

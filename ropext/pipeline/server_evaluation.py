@@ -77,8 +77,8 @@ def _texts_around_needles(options: EndpointOptions) -> tuple[str, ...]:
 
 
 def _documents_as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> ServerTexts:
-    """Return the documents for the perplexity of a server: those that an evaluation of a directory
-    would read, with the same tokens."""
+    """Return the documents for the perplexity of a server. An evaluation of a directory would read
+    the same tokens."""
     import numpy as np
 
     from ropext.evaluation.corpus import DocumentEncoder, Wanted
@@ -97,7 +97,7 @@ def _documents_as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> Se
 
 
 def _tokenizer_directory(options: EndpointOptions) -> Path:
-    """Return the directory of --tokenizer or --against, whose tokenizer encodes the texts for a
+    """Return the directory of --tokenizer or --against. Its tokenizer encodes the texts for a
     server's perplexity."""
     if options.tokenizer is not None:
         return Path(options.tokenizer)

@@ -49,7 +49,7 @@ VERSIONS = "versions"  # in a manifest, of the libraries
 
 
 class Step(ABC):
-    """A piece of a run that is done only once: `make` leaves the files that `look` finds, each file
+    """A piece of a run that is done only once. `make` leaves the files that `look` finds, each file
     and folder whole or not at all.
 
     The run holds the lock, so no other process comes into the folder of the step.
@@ -247,7 +247,7 @@ def section_key(name: str, options: Options | None, digests: RunDigests, *words:
     return {f"{name}.{k}": value for k, value in key.items() if value != []}
 
 
-def resumable(output: Path) -> AbstractContextManager[None]:
+def resumable_run(output: Path) -> AbstractContextManager[None]:
     """Return a context that prints, after an interrupt, the folder of the finished stages."""
     folder = run_folder(output)
     remains = f"finished stages are kept in {folder}; run the same command to resume"

@@ -11,7 +11,7 @@ from ropext.files.checkpoint.provenance import installed
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.training import Finetune, Fit, TrainingOptions
-from ropext.pipeline.extending import warned, write_extension
+from ropext.pipeline.extending import tell_plan_warnings, write_extension
 from ropext.pipeline.recipe import PLAN
 from ropext.pipeline.run_context import RunContext
 from ropext.pipeline.stage import CheckpointStage, Stage, section_key
@@ -47,7 +47,7 @@ class PlanStage(Stage):
 
     def do(self) -> None:
         """Write the plan of a run, and print its warnings."""
-        warned(self.work.plan, self.work.say)
+        tell_plan_warnings(self.work.plan, self.work.say)
         write_bytes(self.path, dump(self.work.plan.to_json()))
 
     def clear(self) -> None:
@@ -58,7 +58,7 @@ class PlanStage(Stage):
         """Return the entry of the plan in a dry run: method, context, target and factor. Print the
         plan's warnings."""
         plan = self.work.plan
-        warned(plan, self.work.call.hooks.say)
+        tell_plan_warnings(plan, self.work.call.hooks.say)
         what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
         return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
 
@@ -89,7 +89,7 @@ class ExtendStage(CheckpointStage):
         )
 
     def counts(self) -> JsonObject:
-        """Return the entry of the extension in a dry run: the bytes of weights, how they are
+        """Return the entry of the extension in a dry run. It has the bytes of weights, how they are
         written, and whether the result is verified."""
         base = self.work.base
         total = sum(base.files[file] for file in base.weight_files)

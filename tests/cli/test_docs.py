@@ -15,7 +15,7 @@ from command_line import run
 from tiny_checkpoint import make_llama
 
 from ropext.cli.app import COMMANDS, build
-from ropext.pipeline.recipe import RecipeSource, make, parse
+from ropext.pipeline.recipe import RecipeSource, parse_recipe, recipe_from_source
 
 ROOT = Path(__file__).parents[2]
 # cli.md holds usage lines, no commands; it is generated from the commands themselves.
@@ -119,7 +119,9 @@ def test_other_programs_that_a_page_starts_are_here():
 def test_the_recipe_on_a_page_is_read():
     text = (ROOT / "docs/recipes-and-ci.md").read_text("utf-8")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
-    asked = make(RecipeSource("docs/recipes-and-ci.md", parse(block, "docs/recipes-and-ci.md")))
+    asked = recipe_from_source(
+        RecipeSource("docs/recipes-and-ci.md", parse_recipe(block, "docs/recipes-and-ci.md"))
+    )
     assert asked.stages == ("plan", "extend", "fit", "finetune", "evaluate", "report")
 
 
@@ -129,7 +131,10 @@ def test_the_overrides_on_a_page_are_read():
     words = re.findall(r"`([a-z]+(?:\.[a-z_]+)?=[^`]+)`", text)
     assert len(words) >= 4
     for word in words:
-        make(RecipeSource("docs/recipes-and-ci.md", parse(block, "docs/recipes-and-ci.md")), [word])
+        recipe_from_source(
+            RecipeSource("docs/recipes-and-ci.md", parse_recipe(block, "docs/recipes-and-ci.md")),
+            [word],
+        )
 
 
 def test_the_job_on_a_page_is_a_workflow_whose_commands_parse():

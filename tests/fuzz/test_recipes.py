@@ -11,7 +11,13 @@ import pytest
 
 from ropext.base.errors import RopextError
 from ropext.options.fields import recipe_key, value_kind
-from ropext.pipeline.recipe import SECTIONS, RecipeSource, make, parse, read_recipe
+from ropext.pipeline.recipe import (
+    SECTIONS,
+    RecipeSource,
+    parse_recipe,
+    read_recipe,
+    recipe_from_source,
+)
 
 GOOD = {
     int: "3 8 1_000 1e3 16.0 4k",
@@ -54,7 +60,7 @@ def recipe(seed):
 
 def read(seed):
     text, words = recipe(seed)
-    return make(RecipeSource("my.yaml", parse(text, "my.yaml")), words)
+    return recipe_from_source(RecipeSource("my.yaml", parse_recipe(text, "my.yaml")), words)
 
 
 @pytest.mark.parametrize("block", range(4))

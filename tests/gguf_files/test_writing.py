@@ -92,7 +92,7 @@ def test_extending_a_gguf_changes_only_rope_keys(base, tmp_path, options):
 
 def test_the_record_is_in_the_file(base, tmp_path):
     out = tmp_path / "long.gguf"
-    job = extending.prepared(str(base), {"method": "yarn", "factor": 4.0}, out)
+    job = extending.prepare_extension(str(base), {"method": "yarn", "factor": 4.0}, out)
     done = job.make(out, Call(command=("ropext", "extend", "--hf-token=secret")))
     kept = json.loads(ggml.keys(out)["ropext.record"])
     assert kept["method"] == "yarn"

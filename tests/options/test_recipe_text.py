@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ropext.base.errors import InputError, UsageError
-from ropext.pipeline.recipe import RecipeSource, make, parse, read_recipe
+from ropext.pipeline.recipe import RecipeSource, parse_recipe, read_recipe, recipe_from_source
 
 GOOD = """\
 # a comment
@@ -22,7 +22,7 @@ REST = "extend: {}\nmodel: m\n"  # after lines in which something is wrong: noth
 
 
 def given(text, folder=Path(), words=()):
-    return make(RecipeSource("my.yaml", parse(text, "my.yaml", folder)), words)
+    return recipe_from_source(RecipeSource("my.yaml", parse_recipe(text, "my.yaml", folder)), words)
 
 
 def test_values_are_of_the_kind_that_their_field_says(tmp_path):
@@ -127,7 +127,7 @@ def test_nothing_of_a_billion_laughs_is_built():
         f"{chr(98 + k)}: &{chr(98 + k)} [*{chr(97 + k)}, *{chr(97 + k)}]\n" for k in range(20)
     )
     with pytest.raises(InputError, match="line 1: anchors"):
-        parse(text, "bomb.yaml")
+        parse_recipe(text, "bomb.yaml")
 
 
 def test_null_is_not_given():

@@ -134,7 +134,7 @@ def test_a_dry_run_lists_the_candidates_and_writes_nothing(tmp_path, monkeypatch
 
 def test_a_run_refuses_its_mistakes_before_a_choice(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ropext.pipeline.auto.choose", lambda *_: pytest.fail("it chose"))
+    monkeypatch.setattr("ropext.pipeline.auto.choose_method", lambda *_: pytest.fail("it chose"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     code, heard = run(*AUTO, "--data", "ropext://held-out", "-o", "out", "--dry-run", capsys=capsys)

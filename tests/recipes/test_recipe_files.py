@@ -21,7 +21,7 @@ from ropext.cli.recipes import header
 from ropext.files import inspecting
 from ropext.pipeline.checked_recipe import open_recipe
 from ropext.pipeline.public import run
-from ropext.pipeline.recipe import read_recipe, schema
+from ropext.pipeline.recipe import read_recipe, recipe_schema
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -102,7 +102,7 @@ def _commands(text):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_as_the_schema_says(path):
-    assert complaints(yaml.safe_load(path.read_text("utf-8")), schema()) == []
+    assert complaints(yaml.safe_load(path.read_text("utf-8")), recipe_schema()) == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_recipe_is_as_the_schema_says(path):
     ],
 )
 def test_the_schema_refuses_the_same_as_the_reader(bad):
-    assert complaints(bad, schema())
+    assert complaints(bad, recipe_schema())
     with pytest.raises(UsageError):
         read_recipe(bad)
 
