@@ -14,6 +14,7 @@ from ropext.base.errors import InputError
 from ropext.base.jsontext import Json, JsonObject
 from ropext.families.config import Dict, entries, flat
 from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.snapshot import TOKENIZER_CONFIG
 from ropext.models import sandbox
 
 # Keys of tokenizer_config.json that no class counts to, and the largest number of another key for
@@ -143,7 +144,7 @@ def _needs_trial(snapshot: Snapshot) -> bool:
     """
     if "tokenizer.json" not in snapshot.files:
         return True
-    for _, key, value in entries(Dict(snapshot.tokenizer_config or {})):
+    for _, key, value in entries(Dict(snapshot.length_files.get(TOKENIZER_CONFIG, {}))):
         if key in LENGTHS_OF_TOKENIZERS:
             continue
         if any(type(item) in (int, float) and item > COUNTED for item in flat(value)):

@@ -26,8 +26,8 @@ def test_open_snapshot_reads_config_and_file_names_of_a_directory(model: Path):
     assert snapshot.files["modeling_custom.py"] == 6
     assert "1_Pooling/config.json" in snapshot.files
     assert set(snapshot.left) == {"README.md", "model.Q4.gguf", "original/"}
-    assert snapshot.tokenizer_config["model_max_length"] == 2048
-    assert snapshot.generation_config["max_length"] == 2048
+    assert snapshot.length_files["tokenizer_config.json"]["model_max_length"] == 2048
+    assert snapshot.length_files["generation_config.json"]["max_length"] == 2048
     assert snapshot.shards["layer.1.weight"] == "model-00002-of-00002.safetensors"
     assert (snapshot.hub_id, snapshot.commit, snapshot.quantisation) == (None, None, None)
 

@@ -41,7 +41,9 @@ def snapshot(model: Path):
     ],
 )
 def test_model_max_length_is_raised_to_the_target(snapshot, before, after):
-    changed = replace(snapshot, tokenizer_config={"model_max_length": before}, generation_config={})
+    changed = replace(
+        snapshot, length_files={"tokenizer_config.json": {"model_max_length": before}}
+    )
     edits, notes = length_edits(changed, 2048, 8192)
     key = "model_max_length"
     wanted = () if after is None else (key, before, after, "tokenizer_config.json")
@@ -53,12 +55,11 @@ def test_model_max_length_is_raised_to_the_target(snapshot, before, after):
     ("before", "after", "noted"), [(2048, 8192, 0), (4096, 8192, 0), (20, None, 1), (8192, None, 0)]
 )
 def test_limits_that_were_a_choice_stay(snapshot, before, after, noted):
-    for file, key, field in (
-        ("generation_config.json", "max_length", "generation_config"),
-        ("sentence_bert_config.json", "max_seq_length", "sentence_bert_config"),
+    for file, key in (
+        ("generation_config.json", "max_length"),
+        ("sentence_bert_config.json", "max_seq_length"),
     ):
-        empty = {"tokenizer_config": None, "generation_config": None}
-        changed = replace(snapshot, **(empty | {field: {key: before}}))
+        changed = replace(snapshot, length_files={file: {key: before}})
         edits, notes = length_edits(changed, 2048, 8192)
         assert edits == (() if after is None else (Edit(key, before, after, file),))
         assert len(notes) == noted
@@ -67,7 +68,7 @@ def test_limits_that_were_a_choice_stay(snapshot, before, after, noted):
 
 @pytest.mark.parametrize("value", ["2048", True, [2048], {}, -(10**400)])
 def test_a_model_max_length_that_is_no_number_is_refused(snapshot, value):
-    changed = replace(snapshot, tokenizer_config={"model_max_length": value})
+    changed = replace(snapshot, length_files={"tokenizer_config.json": {"model_max_length": value}})
     with pytest.raises(InputError, match=r"tokenizer_config\.json: model_max_length"):
         length_edits(changed, 2048, 8192)
 

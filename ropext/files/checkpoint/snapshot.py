@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ropext import families
 from ropext.base import bundled
@@ -229,7 +229,9 @@ INDEX_CONTAINERS = 1_000
 INDEX_TENSORS = 1_000_000
 
 # JSON files with limits that an extension may have to raise.
-LENGTH_FILES = ("tokenizer_config", "generation_config", "sentence_bert_config")
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+SENTENCE_CONFIG = "sentence_bert_config.json"
 
 CACHED = re.compile(r"models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 
@@ -248,9 +250,7 @@ class Snapshot:
     hub_id: str | None = None
     revision: str | None = None  # as requested; None = the default branch, or not from the hub
     commit: str | None = None
-    tokenizer_config: dict[str, Json] | None = None
-    generation_config: dict[str, Json] | None = None
-    sentence_bert_config: dict[str, Json] | None = None
+    length_files: Mapping[str, dict[str, Json]] = field(default_factory=dict)  # by name
     index: dict[str, Json] | None = None  # model.safetensors.index.json
     shards: Mapping[str, str] = field(default_factory=dict)  # its weight_map, by tensor
     # The carrier of its spectrum, and the name of its config in an error.
@@ -403,7 +403,7 @@ def open_snapshot(
     """
     name = str(model)
     states = dict[str, State]()
-    small = dict[str, Any]()
+    length_files = dict[str, dict[str, Json]]()
     try:
         directory, hub_id, commit = _locate(name, revision, weights)
         with suppress(FileNotFoundError):  # `_config` reports it
@@ -413,9 +413,9 @@ def open_snapshot(
         inventory = take_inventory(directory)
         inventory.states.update(states)  # from before the config was read
         index = _leave_other_sets(directory, inventory, _index(directory / INDEX))
-        for file in LENGTH_FILES:
-            if os.path.lexists(directory / f"{file}.json"):
-                small[file] = read_object(directory / f"{file}.json", CONFIG_DEPTH_LIMIT)
+        for file in (TOKENIZER_CONFIG, GENERATION_CONFIG, SENTENCE_CONFIG):
+            if os.path.lexists(directory / file):
+                length_files[file] = read_object(directory / file, CONFIG_DEPTH_LIMIT)
     except OSError as error:  # a directory without permission, a name that is too long
         raise InputError(f"{name[:200]} cannot be read: {error.strerror}") from error
     snapshot = Snapshot(
@@ -426,7 +426,7 @@ def open_snapshot(
         hub_id=hub_id,
         revision=revision,
         commit=commit,
-        **small,
+        length_files=length_files,
         index=index,
         shards=index["weight_map"] if index else {},
     )

@@ -15,7 +15,12 @@ from pathlib import Path
 from ropext.base.errors import InputError
 from ropext.base.inputs import read_bytes
 from ropext.base.jsontext import CONFIG_DEPTH_LIMIT, Json, parse_object
-from ropext.files.checkpoint.snapshot import Snapshot
+from ropext.files.checkpoint.snapshot import (
+    GENERATION_CONFIG,
+    SENTENCE_CONFIG,
+    TOKENIZER_CONFIG,
+    Snapshot,
+)
 from ropext.scaling.rope import Edit
 
 TOKENIZER = "tokenizer.json"
@@ -63,12 +68,12 @@ def length_edits(
     """
     edits: list[Edit] = []
     notes: list[str] = []
-    for file, key, content, lowest in (
-        ("tokenizer_config.json", "model_max_length", snapshot.tokenizer_config, 0),
-        ("generation_config.json", "max_length", snapshot.generation_config, context),
-        ("sentence_bert_config.json", "max_seq_length", snapshot.sentence_bert_config, context),
+    for file, key, lowest in (
+        (TOKENIZER_CONFIG, "model_max_length", 0),
+        (GENERATION_CONFIG, "max_length", context),
+        (SENTENCE_CONFIG, "max_seq_length", context),
     ):
-        value = (content or {}).get(key)
+        value = snapshot.length_files.get(file, {}).get(key)
         if value is None:
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +98,8 @@ def compare_weights(
     deep: bool = False,
     show: Show = no_progress,
 ) -> tuple[Finding, ...]:
-    """Compare every weight file of a checkpoint with the base's own, or with its entry in
-    ropext.json.
+    """Compare every weight file of a written checkpoint with the base's own, or with its entry in
+    the written ropext.json.
 
     The comparison is by size and header; with `deep`, by every byte. Against a record, `deep` uses
     the recorded SHA-256, or the SHA-256 that names the file in the hub's cache. If there is
@@ -123,7 +122,7 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Fin
     name = path.name
     if not path.exists():
         return Finding(name, False, f"{name} is missing")
-    if isinstance(base, Path) and same_inode(base, path):
+    if isinstance(base, Path) and base.samefile(path):
         return Finding(name, True, f"{name} is the base's own file", "same file")
     if isinstance(base, WeightFile) and base.sha256 and path.is_symlink():
         now = known_digest(path)
@@ -154,14 +153,6 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Fin
     same = content_digest(path, show) == recorded
     said = "has" if same else "does not have"
     return Finding(name, same, f"{name} {said} the recorded SHA-256", "sha256")
-
-
-def same_inode(one: Path, two: Path) -> bool:
-    """Return True if two names of weights are one file on the disk (hard links, or a link and its
-    target)."""
-    a = os.stat(one)
-    b = os.stat(two)
-    return stat.S_ISREG(a.st_mode) and (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
 def first_difference(one: Path, two: Path, show: Show = no_progress) -> int | None:

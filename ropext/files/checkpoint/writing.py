@@ -238,8 +238,7 @@ def write_texts(
     texts: dict[str, JsonObject] = {"config.json": config}
     for edit in edits:
         if edit.file != TOKENIZER:
-            content = getattr(snapshot, edit.file.removesuffix(".json"))
-            texts[edit.file] = content | {edit.key: edit.after}
+            texts[edit.file] = snapshot.length_files[edit.file] | {edit.key: edit.after}
     for name, text in texts.items():
         (directory / name).write_bytes(dump(text))
 

@@ -15,6 +15,7 @@ from ropext.base.inputs import model_name, read_text
 from ropext.families import Model, stock
 from ropext.files.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.files.checkpoint.provenance import Record, record_in
+from ropext.files.checkpoint.snapshot import GENERATION_CONFIG, TOKENIZER_CONFIG
 from ropext.files.checkpoint.tokenizer import NO_LIMIT
 from ropext.files.schemes import read_positions
 from ropext.options.door import public
@@ -165,10 +166,11 @@ def inspect(
 def _limits(snapshot: Snapshot) -> dict[str, Any]:
     """Return further limits of a sequence outside the rotary embedding, and the quantisation, which
     decides how the model is extended."""
-    longest = (snapshot.tokenizer_config or {}).get("model_max_length")
+    files = snapshot.length_files
+    longest = files.get(TOKENIZER_CONFIG, {}).get("model_max_length")
     return {
         "tokenizer": longest if isinstance(longest, int) and longest < NO_LIMIT else None,
-        "generation": (snapshot.generation_config or {}).get("max_length"),
+        "generation": files.get(GENERATION_CONFIG, {}).get("max_length"),
         "quantised": snapshot.quantisation,
     }
 
