@@ -1,7 +1,7 @@
 """Read the header and small tensors of a GGUF file, and write an extended one.
 
-The order of the modules, from the bottom: header, geometry, spelling, file, keys, like, opening,
-proving, writing.
+The order of the modules, from the bottom: header, stock_form, geometry, file, keys, like,
+opening, proving, writing.
 """
 
 from ropext.files.gguf.file import GgufFile, as_file

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ropext.base import bundled
 from ropext.files.checkpoint.snapshot import Snapshot
-from ropext.files.gguf.geometry import FREQS, LONG, SHORT, Geometry
+from ropext.files.gguf.geometry import FREQS, LONG, SHORT
 from ropext.files.gguf.header import FILE_TYPES, TYPES, GgufHeader
 from ropext.planning.gguf_carrier import GgufCarrier
 
@@ -25,7 +25,7 @@ class GgufFile(Snapshot):
 
     architecture: str = field(default="", kw_only=True)  # decides which spectra it can store
     parts: tuple[GgufHeader, ...] = field(default=(), kw_only=True)
-    geometry: Geometry = field(kw_only=True)
+    dim: int = field(kw_only=True)  # channels of a head that rotate
 
     is_gguf: ClassVar[bool] = True
 

@@ -1,17 +1,21 @@
-"""Read the positions of a GGUF model from its header: each key under the name that a Model has for
-it, typed and checked."""
+"""Read the header of a GGUF file as the config that transformers would have, with every key about
+positions checked.
+
+The Model is read from this config, as from a directory's. Plans and records show it before and
+after the extension, and dequantised weights need it to load in transformers.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ropext.base.errors import UnsupportedModel
-from ropext.base.jsontext import JsonObject
-from ropext.families.config import named
+from ropext.base.jsontext import Json, JsonObject
+from ropext.families.config import defaults_of, named
 from ropext.families.described import NO_FACTS
 from ropext.families.geometry import MOST_CHANNELS, MOST_LAYERS, MOST_ROTARY
 from ropext.families.loaders.gguf import Architecture, GgufRope, given_by_ollama, older_names
-from ropext.families.table import family
+from ropext.families.table import Label, family
 from ropext.files.gguf.header import GgufHeader
 from ropext.files.gguf.stock_form import stock_form
 from ropext.scaling import forms
@@ -24,44 +28,6 @@ WINDOWED = "sliding_attention"
 FULL = "full_attention"
 
 
-@dataclass(frozen=True)
-class WindowedLayers:
-    """The numbers of layers that see a window, in a model whose rotation differs by layer type."""
-
-    head_dim: int  # attention.key_length_swa
-    turning: int  # channels of a head: rope.dimension_count_swa
-    theta: float  # rope.freq_base_swa
-
-
-@dataclass(frozen=True, kw_only=True)
-class Geometry:
-    """The numbers of a header, each with its key in a comment. Every key is prefixed with the
-    architecture's name."""
-
-    # general.architecture, with the model type that follows from windows or experts
-    row: Architecture
-    layers: int  # block_count without the layers that predict further tokens
-    drafting: int  # nextn_predict_layers
-    hidden: int  # embedding_length
-    context: int  # context_length
-    heads: int  # attention.head_count
-    kv_heads: int  # attention.head_count_kv; the most common one of a list
-    # by layer type, if the key is a list and the rotation differs by type
-    kv_heads_by_kind: Mapping[str, int]
-    # attention.shared_kv_layers, which have no cache of their own; None = the class's default
-    shared_layers: int | None
-    latent: int | None  # attention.kv_lora_rank
-    head_dim: int  # attention.key_length
-    dim: int  # rope.dimension_count
-    vocab: int | None  # vocab_size, or the number of listed tokens
-    window: int | None  # attention.sliding_window
-    kinds: tuple[str, ...] | None  # attention.sliding_window_pattern; None = the class's default
-    interval: int  # full_attention_interval; 0 = the class's default
-    rope: GgufRope  # rope.freq_base, rope.scaling.* and the divisors
-    scaling: JsonObject  # the stock rope dict of that spectrum, without its theta
-    windowed: WindowedLayers | None  # if the rotation differs by layer type
-
-
 def share_of(turning: int, head_dim: int) -> float:
     """Return the share of a head's channels that rotate. Readers multiply it by the head's size and
     round down; if that would lose a channel, return the next float."""
@@ -71,54 +37,72 @@ def share_of(turning: int, head_dim: int) -> float:
     return share
 
 
-def read_geometry(parts: Sequence[GgufHeader], row: Architecture) -> Geometry:
-    """Read and check every key about positions."""
+def read_config(parts: Sequence[GgufHeader], row: Architecture) -> tuple[dict[str, Json], int]:
+    """Return the config that transformers would have for a GGUF, as far as positions need it, and
+    the number of channels of a head that rotate."""
     head = parts[0]
-    key = f"{row.name}.{{}}".format
-    drafting = head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0
-    layers = head.whole(key("block_count"), 1, MOST_LAYERS) or 0
-    layers -= drafting
-    hidden = head.whole(key("embedding_length"), 1, MOST_CHANNELS)
-    context = head.whole(key("context_length"))
-    heads = _single(head, key("attention.head_count"))
-    if not (layers > 0 and hidden and context and heads):
-        raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
-    dim, head_dim = _rotating_channels(head, row, hidden // heads)
+    sizes = _sizes(head, row)
+    layers = sizes["num_hidden_layers"]
+    context = sizes["max_position_embeddings"]
+    dim, head_dim = _rotating_channels(head, row, sizes)
     window, kinds = _windows(head, row, layers)
     if window and row.windowed:
         row = replace(row, type=row.windowed)
-    elif head.whole(key("expert_count"), 0) and row.experts:
+    elif head.whole(f"{row.name}.expert_count", 0) and row.experts:
         row = replace(row, type=row.experts)
     rope = rope_of(parts, row, dim, context)
     scaling = _scaling(head, row, rope, dim, context)
     if not row.partial and dim != head_dim and row.name != "deepseek2":
         raise head.wrong(f"it rotates {dim} of {head_dim} channels, where {row.name} turns all")
-    windowed = None
-    kv_heads_by_kind: Mapping[str, int] = {}
-    if family(row.type, NO_FACTS).labels:
-        windowed = _windowed_layers(head, row, head_dim, rope)
-        kv_heads_by_kind = _kv_heads_by_kind(head, row, kinds or ())
-    return Geometry(
-        row=row,
-        layers=layers,
-        drafting=drafting,
-        hidden=hidden,
-        context=context,
-        heads=heads,
-        kv_heads=_single(head, key("attention.head_count_kv")) or heads,
-        kv_heads_by_kind=kv_heads_by_kind,
-        shared_layers=head.whole(key("attention.shared_kv_layers"), 0, layers),
-        latent=head.whole(key("attention.kv_lora_rank"), 1, MOST_CHANNELS),
-        head_dim=head_dim,
-        dim=dim,
-        vocab=head.whole(key("vocab_size"), 1, MOST_CHANNELS) or _tokens(head),
-        window=window,
-        kinds=kinds,
-        interval=head.whole(key("full_attention_interval"), 1, MOST_LAYERS) or row.interval,
-        rope=rope,
-        scaling=scaling,
-        windowed=windowed,
-    )
+    known = family(row.type, NO_FACTS)
+    config: dict[str, Json] = {"model_type": row.type, **sizes, "head_dim": head_dim}
+    config |= {
+        known.theta[0]: rope.freq_base,
+        "rope_scaling": scaling,
+        "sliding_window": window,
+        "layer_types": kinds,
+        "max_window_layers": layers,
+        "use_sliding_window": None if window else False,  # None = the class's default
+    }
+    if row.partial:
+        config[row.partial] = share_of(dim, head_dim)
+    if row.name == "deepseek2":
+        config["qk_rope_head_dim"] = dim
+        config["kv_lora_rank"] = head.whole("deepseek2.attention.kv_lora_rank", 1, MOST_CHANNELS)
+        config["head_dim"] = None
+    default = defaults_of(row.type, NO_FACTS).get(ORIGINAL)
+    original = scaling.get(ORIGINAL, default)
+    if default not in (None, original):
+        config[ORIGINAL] = original  # without it, the class's default would override the dict's
+    if known.labels:
+        config |= _by_layer_type(head, row, rope, config, known.labels)
+    return {name: value for name, value in config.items() if value is not None}, dim
+
+
+def _sizes(head: GgufHeader, row: Architecture) -> dict[str, Json]:
+    """Return the sizes of the model in a GGUF's header by the keys of a config; None for a key
+    that the header leaves to the class's default."""
+    key = f"{row.name}.{{}}".format
+    drafting = head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0
+    layers = (head.whole(key("block_count"), 1, MOST_LAYERS) or 0) - drafting
+    hidden = head.whole(key("embedding_length"), 1, MOST_CHANNELS)
+    context = head.whole(key("context_length"))
+    heads = _single(head, key("attention.head_count"))
+    if not (layers > 0 and hidden and context and heads):
+        raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
+    interval = head.whole(key("full_attention_interval"), 1, MOST_LAYERS) or row.interval
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": _single(head, key("attention.head_count_kv")) or heads,
+        "max_position_embeddings": context,
+        "vocab_size": head.whole(key("vocab_size"), 1, MOST_CHANNELS) or _tokens(head),
+        "full_attention_interval": interval or None,
+        "num_nextn_predict_layers": drafting or None,
+        # these layers have no cache of their own
+        "num_kv_shared_layers": head.whole(key("attention.shared_kv_layers"), 0, layers),
+    }
 
 
 def _single(head: GgufHeader, key: str) -> int | None:
@@ -153,11 +137,12 @@ def _tokens(head: GgufHeader) -> int | None:
     return tokens.items
 
 
-def _rotating_channels(head: GgufHeader, row: Architecture, share: int) -> tuple[int, int]:
+def _rotating_channels(head: GgufHeader, row: Architecture, sizes: JsonObject) -> tuple[int, int]:
     """Return (channels of a head that rotate, all its channels), in the layers that see all
-    tokens. `share` is a head's share of the hidden size, for a header without key_length."""
+    tokens. A header without key_length divides the hidden size among the heads."""
     key = f"{row.name}.{{}}".format
-    head_dim = head.whole(key("attention.key_length"), 1, 1 << 20) or share
+    head_dim = head.whole(key("attention.key_length"), 1, 1 << 20)
+    head_dim = head_dim or sizes["hidden_size"] // sizes["num_attention_heads"]
     dim = head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or head_dim
     if row.halves:
         dim //= 2
@@ -168,16 +153,16 @@ def _rotating_channels(head: GgufHeader, row: Architecture, share: int) -> tuple
 
 def _windows(
     head: GgufHeader, row: Architecture, layers: int
-) -> tuple[int | None, tuple[str, ...] | None]:
+) -> tuple[int | None, list[str] | None]:
     """Return the window and the type of each layer, by the rules of llama.cpp's
-    load_swa_pattern."""
+    load_swa_pattern; None for the class's default."""
     key = f"{row.name}.attention.sliding_window"
     window: int | None = row.window
     if key in head.entries:
         window = head.whole(key, 0)
     if not row.every or not window:
         if family(row.type, NO_FACTS).labels:
-            return None, (FULL,) * layers
+            return None, [FULL] * layers
         return None, None
     kinds = list[str]()
     for is_windowed in _sees_window(head, row, layers):
@@ -185,7 +170,7 @@ def _windows(
             kinds.append(WINDOWED)
         else:
             kinds.append(FULL)
-    return window, tuple(kinds)
+    return window, kinds
 
 
 def _sees_window(head: GgufHeader, row: Architecture, layers: int) -> list[bool]:
@@ -208,16 +193,54 @@ def _sees_window(head: GgufHeader, row: Architecture, layers: int) -> list[bool]
     return [(layer + first) % every != 0 for layer in range(layers)]
 
 
-def _windowed_layers(
-    head: GgufHeader, row: Architecture, head_dim: int, rope: GgufRope
-) -> WindowedLayers:
-    """Read the head size, rotation and theta of the layers that see a window."""
+def _by_layer_type(
+    head: GgufHeader,
+    row: Architecture,
+    rope: GgufRope,
+    config: JsonObject,
+    labels: tuple[Label, ...],
+) -> dict[str, Json]:
+    """Return the rope dicts of windowed and other layers, and the sizes of their heads. The caller
+    leaves keys with the value None out of the config."""
     key = f"{row.name}.{{}}".format
+    head_dim = config["head_dim"]
     local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or head_dim
     theta = known_key(head, row, "rope.freq_base_swa") or row.local or rope.freq_base
     turning = head.whole(key("rope.dimension_count_swa"))
     turning = turning or head.whole(key("rope.dimension_count")) or local
-    return WindowedLayers(local, min(turning, local), theta)
+    of_full: dict[str, Json] = {"rope_theta": rope.freq_base}
+    of_windowed: dict[str, Json] = {"rope_type": "default", "rope_theta": theta}
+    if row.partial:
+        of_full[row.partial] = config[row.partial]
+        of_windowed[row.partial] = share_of(min(turning, local), local)
+    of_full |= config["rope_scaling"]
+    rows = dict[str, Json]()
+    for label in labels:
+        if label.windowed:
+            rows[label.name] = of_windowed
+        else:
+            rows[label.name] = of_full
+    by_kind = _kv_heads_by_kind(head, row, config["layer_types"] or ())
+    changed: dict[str, Json] = {
+        "num_key_value_heads": by_kind.get(WINDOWED, config["num_key_value_heads"]),
+        "num_global_key_value_heads": by_kind.get(FULL),
+    }
+    if by_kind:
+        changed["attention_k_eq_v"] = True  # without it, stock ignores the heads by layer type
+    changed["head_dim"] = local
+    changed["global_head_dim"] = head_dim
+    changed["rope_parameters"] = rows
+    of_full_layers = {"num_key_value_heads": by_kind.get(FULL), "head_dim": head_dim}
+    own = dict[str, Json]()  # sizes for which the model type has no key
+    for name, size in of_full_layers.items():
+        if size not in (None, changed[name]) and not any(name in label.sizes for label in labels):
+            own[name] = size
+    if own:
+        kinds = enumerate(config["layer_types"] or ())
+        changed["per_layer_config"] = {str(i): own for i, kind in kinds if kind == FULL}
+    for moved in ("rope_theta", "rope_scaling", row.partial):
+        changed[moved] = None
+    return changed
 
 
 def _kv_heads_by_kind(head: GgufHeader, row: Architecture, kinds: Sequence[str]) -> dict[str, int]:
@@ -232,7 +255,7 @@ def _kv_heads_by_kind(head: GgufHeader, row: Architecture, kinds: Sequence[str])
 
 def _scaling(
     head: GgufHeader, row: Architecture, rope: GgufRope, dim: int, context: int
-) -> JsonObject:
+) -> dict[str, Json]:
     """Return the stock rope dict of its spectrum, with the scaling of the queries."""
     original = _original(head, row)
     scaling = stock_form(rope, family(row.type, NO_FACTS).forms, dim, context, original)

@@ -106,7 +106,7 @@ def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
     for key in ("layers", "hidden_size", "heads", "kv_heads", "vocab_size"):
         if getattr(theirs, key) != getattr(ours, key):
             raise _differs(source, model, key.replace("_", " "))
-    length = model.geometry.context
+    length = model.config["max_position_embeddings"]
     if length not in (record.context, record.target):
         raise _differs(source, model, "the lengths that they were trained for")
     # An adapter does not change the norms. But a GGUF converted from DIR states the new length.

@@ -11,10 +11,9 @@ from ropext.base.errors import UnsupportedModel, UsageError
 from ropext.base.jsontext import parse_object
 from ropext.families.loaders.gguf import architecture
 from ropext.files.gguf.file import RECORD, GgufFile
-from ropext.files.gguf.geometry import read_geometry
+from ropext.files.gguf.geometry import read_config
 from ropext.files.gguf.header import GgufHeader, read_gguf
 from ropext.files.gguf.keys import FileCarrier
-from ropext.files.gguf.spelling import config_of
 from ropext.planning.carrier import DIRECTORY
 from ropext.planning.gguf_carrier import FILE
 
@@ -34,7 +33,7 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
         raise head.wrong("general.architecture is missing, so the model is not known")
     if head.text("general.type") not in (None, "model"):
         raise UnsupportedModel(f"{path} is not a model but of the type {head.text('general.type')}")
-    geometry = read_geometry(parts, architecture(name))
+    config, dim = read_config(parts, architecture(name))
     stored = head.text(RECORD)
     record = None
     if stored is not None:
@@ -42,14 +41,14 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
     file = GgufFile(
         name=model,
         directory=path,
-        config=config_of(geometry),
+        config=config,
         files={part.path.name: part.size for part in parts},
         left={},
         config_name=f"{model}, its metadata as a config",
         kept_record=record,
         architecture=name,
         parts=parts,
-        geometry=geometry,
+        dim=dim,
     )
     words = FILE
     if len(parts) > 1:  # the output is a directory of all parts

@@ -56,8 +56,8 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
     only Ollama supports has only the second.
     """
     row = architecture(model.architecture)
-    context = model.geometry.context
-    dim = model.geometry.dim
+    context = model.config["max_position_embeddings"]
+    dim = model.dim
     spectra = list[Spectrum]()
     if not row.only:
         in_llama_cpp = rope_of(model.parts, row, dim, context, ollama=False)
@@ -70,7 +70,7 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
     """Compare a file with a spectrum and a length. Raise ProofFailed if they differ."""
     spectra = spectra_in(model)
-    stated = model.geometry.context
+    stated = model.config["max_position_embeddings"]
     if stated != target:
         raise ProofFailed(f"verification: context_length is {stated}, the target is {target}")
     errors = list[float]()
