@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropext.files.checkpoint.tensors import read_header
+from ropext.files.checkpoint.weights import read_header
 
 OWN = runpy.run_path(str(Path(__file__).parents[1] / "scripts/real_model.py"), run_name="own")
 WHEEL = Path(os.environ.get("REAL_MODEL_WHEEL", OWN["WHEEL"]))

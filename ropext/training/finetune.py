@@ -21,7 +21,7 @@ from ropext.evaluation.workload import masked_tokens
 from ropext.families.config import text_part
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import READ_FROM
-from ropext.files.checkpoint.tensors import read_header
+from ropext.files.checkpoint.weights import read_header
 from ropext.files.checkpoint.writing import WriteOptions
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer

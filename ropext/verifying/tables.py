@@ -100,7 +100,7 @@ def _check_against(subject: TableSubject, base: Snapshot) -> Iterator[Check]:
         yield Check("base", True, f"{sentence}; {others}")
     grown = {table.file for table in old}
     for finding in compare_weights(
-        base, directory, deep=subject.depth.deep, show=subject.depth.show
+        base.weight_paths, directory, deep=subject.depth.deep, show=subject.depth.show
     ):
         if finding.file not in grown:
             yield Check("base", finding.same, finding.sentence)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 
 from ropext.base.errors import UsageError
 from ropext.base.jsontext import read_object
@@ -59,9 +60,11 @@ def check_weights(subject: Subject) -> Iterator[Check]:
             f"--record writes into ropext.json, and {snapshot.name} has none; --against BASE "
             "--deep compares its weights with the base's"
         )
-    source: Snapshot | Mapping[str, WeightFile]
-    if base is not None or record is not None:
-        source = base or record.weights  # type: ignore[union-attr]
+    source: Mapping[str, Path | WeightFile]
+    if base is not None:
+        source = base.weight_paths
+    elif record is not None:
+        source = record.weights
     elif deep:
         source = {name: identify_weights(snapshot.path(name)) for name in snapshot.weight_files}
     else:

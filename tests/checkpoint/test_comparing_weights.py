@@ -34,7 +34,9 @@ def verdicts(findings) -> dict[str, tuple[bool | None, str]]:
 def test_compare_weights_accepts_equal_files(pair, deep: bool):
     base, other = pair
     how = "bytes" if deep else "header and size"
-    assert set(verdicts(compare_weights(base, other, deep=deep)).values()) == {(True, how)}
+    assert set(verdicts(compare_weights(base.weight_paths, other, deep=deep)).values()) == {
+        (True, how)
+    }
     found = compare_weights(record_of(base, content=True), other, deep=deep)
     assert {f.how for f in found} == {"sha256" if deep else "header and size"}
     assert all(f.same for f in found)
@@ -46,8 +48,8 @@ def test_compare_weights_finds_one_changed_byte_only_if_deep(pair):
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
-    assert verdicts(compare_weights(base, other))[SHARD] == (True, "header and size")
-    (found,) = [f for f in compare_weights(base, other, deep=True) if not f.same]
+    assert verdicts(compare_weights(base.weight_paths, other))[SHARD] == (True, "header and size")
+    (found,) = [f for f in compare_weights(base.weight_paths, other, deep=True) if not f.same]
     assert (found.file, found.how) == (SHARD, "bytes")
     assert f"at byte {len(data) - 3}" in found.sentence
     recorded = compare_weights(record_of(base, content=True), other, deep=True)
@@ -83,7 +85,7 @@ CHANGES = {
 def test_compare_weights_finds_another_header_or_size(pair, change: str):
     base, other = pair
     (other / SHARD).write_bytes(safetensors(CHANGES[change], {"format": "pt"}))
-    for against in (base, record_of(base)):
+    for against in (base.weight_paths, record_of(base)):
         found = verdicts(compare_weights(against, other))
         assert found[SHARD] == (False, "header and size")
         assert [same for same, _ in found.values()].count(False) == 1
@@ -92,7 +94,7 @@ def test_compare_weights_finds_another_header_or_size(pair, change: str):
 def test_compare_weights_names_missing_and_extra_files(pair):
     base, other = pair
     (other / SHARD).rename(other / "more.safetensors")
-    for against in (base, record_of(base)):
+    for against in (base.weight_paths, record_of(base)):
         sentences = [f.sentence for f in compare_weights(against, other) if not f.same]
         assert sentences == [
             f"{SHARD} is missing",
@@ -110,7 +112,7 @@ def test_one_file_under_two_names_is_not_read(pair, monkeypatch):
             os.link(base.path(name), other / name)
     monkeypatch.setattr(weights, "open_regular", None)  # opening either would be a TypeError
     monkeypatch.setattr(weights, "read_header", None)
-    found = verdicts(compare_weights(base, other, deep=True))
+    found = verdicts(compare_weights(base.weight_paths, other, deep=True))
     assert set(found.values()) == {(True, "same file")}
 
 

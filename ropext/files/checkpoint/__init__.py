@@ -1,7 +1,7 @@
 """Checkpoints on the disk: read a base's small files and headers, write an extended one.
 
-The order of the modules, from the bottom: tensors, snapshot, hub, tokenizer, weights, digests,
-provenance, card, writing, push.
+The order of the modules, from the bottom: weights, snapshot, hub, tokenizer, digests, provenance,
+card, writing, push.
 """
 
 from ropext.families.config import check_foreign_parts

@@ -18,7 +18,7 @@ from ropext.base.inputs import check_link, is_plain_name, read_bytes
 from ropext.base.jsontext import CONFIG_DEPTH_LIMIT, Json, parse_object, read_object
 from ropext.families import Model, stock
 from ropext.families.config import check_foreign_parts
-from ropext.files.checkpoint.tensors import read_header
+from ropext.files.checkpoint.weights import read_header
 from ropext.planning.carrier import Carrier
 from ropext.scaling.rope import CONFIG
 
@@ -270,6 +270,11 @@ class Snapshot:
         return tuple(
             name for name in self.files if "/" not in name and name.endswith(".safetensors")
         )
+
+    @property
+    def weight_paths(self) -> dict[str, Path]:
+        """Return the paths of the checkpoint's weight files, by name."""
+        return {name: self.path(name) for name in self.weight_files}
 
     @property
     def unloaded(self) -> list[str]:

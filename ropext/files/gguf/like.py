@@ -8,7 +8,7 @@ from ropext.base.narration import join_for_shells
 from ropext.families.loaders.gguf import alike
 from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.files.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
-from ropext.files.checkpoint.tensors import (
+from ropext.files.checkpoint.weights import (
     DECODED,
     Header,
     decoded,

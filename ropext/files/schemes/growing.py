@@ -17,16 +17,16 @@ from ropext.base.jsontext import dump
 from ropext.base.narration import Show, no_progress
 from ropext.base.systems import open_raw, read_at, write_at
 from ropext.files.checkpoint.snapshot import INDEX, Snapshot
-from ropext.files.checkpoint.tensors import (
+from ropext.files.checkpoint.weights import (
     DECODED,
     Header,
     Tensor,
+    content_digest,
     decoded,
     encoded,
     read_header,
     read_tensor,
 )
-from ropext.files.checkpoint.weights import content_digest
 from ropext.files.checkpoint.writing import Copying
 from ropext.scaling.rope import Positions
 from ropext.scaling.tables import Growth

@@ -11,7 +11,7 @@ from sample_checkpoint import safetensors
 
 from ropext.base.errors import InputError
 from ropext.files.checkpoint import weights
-from ropext.files.checkpoint.tensors import read_header
+from ropext.files.checkpoint.weights import read_header
 
 
 def test_the_table_equals_the_librarys(tmp_path: Path):
