@@ -77,7 +77,7 @@ def safetensors() -> bytes:
 def record(config: dict[str, Any]) -> dict[str, Any]:
     """Return the ropext.json that an extension of `config` writes."""
     plan = make_plan(config, extend.parse_extend({"factor": 4.0}), "base")
-    snapshot = Snapshot("base", Path("base"), config, {}, {})
+    snapshot = Snapshot(name="base", directory=Path("base"), config=config)
     return provenance.to_json(record_of(plan, provenance.base_of(snapshot)))
 
 
@@ -116,7 +116,7 @@ def chained(config: dict[str, Any]) -> dict[str, Any]:
     links: dict[str, Any] = {}
     for factor in (2.0, 1.5, 2.0):
         plan = make_plan(config, extend.parse_extend({"factor": factor}), "base")
-        snapshot = Snapshot("base", Path("base"), config, {}, {})
+        snapshot = Snapshot(name="base", directory=Path("base"), config=config)
         base = provenance.base_of(snapshot)
         if links:
             base["extended"] = {key: links[key] for key in LINK}

@@ -131,8 +131,9 @@ class Inventory:
     files: dict[str, int] = field(default_factory=dict)  # copied or linked: bytes
     left: dict[str, str] = field(default_factory=dict)  # left behind: reason
     refused: dict[str, str] = field(default_factory=dict)  # should be copied, but cannot: reason
-    # states of the files that are copied or linked
-    states: dict[str, State] = field(default_factory=dict)
+    # The states of the files that are copied or linked, from before ropext read the first:
+    # `check_unchanged` compares them.
+    states: dict[str, State] = field(default_factory=dict, compare=False, repr=False)
 
 
 def reason_to_leave(name: str) -> str | None:
@@ -236,17 +237,14 @@ SENTENCE_CONFIG = "sentence_bert_config.json"
 CACHED = re.compile(r"models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A checkpoint as ropext found it. Its weights are not read."""
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(Inventory):
+    """A checkpoint as ropext found it: its files, and the content of the small ones. Its weights
+    are not read."""
 
     name: str  # as given by the user: a directory or a hub id
     directory: Path
     config: dict[str, Json]
-    # copied or linked by an extension: name relative to the directory -> bytes
-    files: Mapping[str, int]
-    left: Mapping[str, str]  # left behind: name -> reason
-    refused: Mapping[str, str] = field(default_factory=dict)  # cannot be copied: name -> reason
     hub_id: str | None = None
     revision: str | None = None  # as requested; None = the default branch, or not from the hub
     commit: str | None = None
@@ -257,9 +255,7 @@ class Snapshot:
     carries: Callable[[Model], Carrier] = field(default=Carrier, compare=False)
     config_name: str = CONFIG
     kept_record: dict[str, Json] | None = None  # the record inside a GGUF file
-    # The states of its files before ropext read the first, and the SHA-256 of files hashed since:
-    # `check_unchanged` compares both.
-    states: dict[str, State] = field(default_factory=dict, compare=False, repr=False)
+    # The SHA-256 of the files that were hashed since; `check_unchanged` compares them, too.
     hashed: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     is_gguf: ClassVar[bool] = False

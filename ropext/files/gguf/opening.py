@@ -43,7 +43,6 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
         directory=path,
         config=config,
         files={part.path.name: part.size for part in parts},
-        left={},
         config_name=f"{model}, its metadata as a config",
         kept_record=record,
         architecture=name,

@@ -41,7 +41,7 @@ def in_memory_snapshot(given: object, *, before_patch: bool = False) -> Snapshot
         raise UsageError("this config has no model_type, so it is no config of transformers")
     stock.describe_unknown_types(config)
     name = str(config.get("_name_or_path") or "") or kind
-    return Snapshot(name=name, directory=NOWHERE, config=dict(config), files={}, left={})
+    return Snapshot(name=name, directory=NOWHERE, config=dict(config))
 
 
 def _config_held(given: object, before_patch: bool) -> JsonObject:
