@@ -62,7 +62,7 @@ def test_another_command_s_folder_is_refused_by_name(tmp_path, mine, theirs):
 def test_the_same_run_resumes_and_another_one_begins_on_request(tmp_path, command):
     first = place(tmp_path, command, data="a", sizes=(1, 2), model={"config": "c", "seed": 1})
     work(first)
-    assert first.begun() is not None
+    assert first.begun_manifest() is not None
     work(first)  # resumes: its file still exists, and its tuples are lists
     assert (first.folder / KEPT).is_file()
     other = place(tmp_path, command, data="a", sizes=(1, 2), model={"config": "c", "seed": 2})
@@ -104,7 +104,7 @@ def test_of_several_processes_the_first_claims_and_none_is_cleared_away(tmp_path
         assert not own.folder.exists()
     with pytest.raises(InputError), own.claimed(False, 0, 2):
         raise InputError("of the first; the second may be about to write")
-    assert own.begun() is not None
+    assert own.begun_manifest() is not None
 
 
 USERS = ("documents-2024/a.txt", "report.docx", "plots/mine", "plots/mine.png", "tuned/notes.md")

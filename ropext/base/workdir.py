@@ -90,7 +90,7 @@ class Workdir:
         """Return the path of the run's folder: OUT.run for fit, finetune and run, else OUT."""
         return run_folder(self.output) if self.command in BESIDE else self.output
 
-    def begun(self) -> Flat | None:
+    def begun_manifest(self) -> Flat | None:
         """Return the run.json of the folder if this very run wrote it, now or earlier; else
         None."""
         manifest = sealed(self.folder)

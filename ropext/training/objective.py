@@ -282,7 +282,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         say = call.hooks.say
         now = versions()
         run = Workdir(output, self.command, self.decides(file_progress(say)), {"versions": now})
-        before = (run.begun() or {}).get("versions")
+        before = (run.begun_manifest() or {}).get("versions")
         if isinstance(before, dict) and (changed := differences(before, now)):
             then = list[str]()
             here = list[str]()
