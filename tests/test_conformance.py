@@ -218,7 +218,7 @@ def test_the_script_writes_the_same_bytes_and_replaces_only_on_request(kit, tmp_
 
 
 @pytest.mark.slow
-def test_a_reader_tells_a_long_text_at_its_end(kit, tmp_path):
+def test_a_reader_measures_the_end_of_a_long_text(kit, tmp_path):
     """More tokens than positions told: the same numbers as from all logits at once."""
     import torch
     from transformers import AutoModelForCausalLM

@@ -546,7 +546,7 @@ def test_a_model_list_of_nonsense_is_one_sentence(models, says):
 
 @pytest.mark.parametrize("value", [HUGE.decode(), "1e300", '"-1"', "true", "null", "[]"])
 @pytest.mark.parametrize("shape", ['"content": [{"top_logprobs": [%s]}]', '"top_logprobs": [%s]'])
-def test_a_log_probability_that_is_none_is_one_sentence(shape, value):
+def test_an_impossible_log_probability_gives_one_sentence(shape, value):
     one = '{"id": 3, "logprob": %s}' if "content" in shape else '{"token_id:3": %s}'
     body = '{"choices": [{"logprobs": {%s}}]}' % (shape % (one % value))
     with (

@@ -204,7 +204,7 @@ WRITES_NOTHING = ("serve",)
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WRITES_NOTHING])
-def test_every_option_is_a_place_or_is_none(name):
+def test_every_text_option_is_listed_as_a_path_or_not(name):
     """What takes a text is either given to the guard (`PATHS`) or no place (`WORDS`)."""
     taken = {option for command, option in PATHS if command == name}
     assert set(texts(name)) - set(WORDS.split()) == taken

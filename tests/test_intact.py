@@ -186,7 +186,7 @@ def test_a_patched_model_can_be_copied_and_pickled(tmp_path):
     assert torch.equal(again(ids).logits, model.to(torch.bfloat16)(ids).logits)
 
 
-def test_a_folded_model_is_checked_too(place):
+def test_training_after_patch_with_self_extend_is_noticed(place):
     model = ropext.patch(loaded(place), method="self-extend", factor=4)
     assert "extended" in evaluate(model, place).models
     ropext.patch(model, method="self-extend", factor=2)

@@ -33,7 +33,7 @@ def table(heading):
     return {first: others for first, *others in cells}
 
 
-def test_the_numbers_are_those_of_the_cells(tmp_path):
+def test_the_measured_numbers_equal_those_of_the_script(tmp_path):
     make = runpy.run_path(str(ROOT / "scripts/make_measured.py"), run_name="make")
     assert make["measured"]() == MEASURED
 
@@ -86,7 +86,7 @@ def test_this_model_is_known_by_its_shape_and_name():
     assert planned(SMOLLM2 | {"rope_theta": 10000.0}, named).measured == other
 
 
-def test_the_line_has_the_measured_numbers():
+def test_the_line_of_a_plan_has_the_measured_numbers():
     said = planned(SMOLLM2).measured
     percent = math.expm1(MEASURED["factors"]["2"]["yarn"]["worse"]["novels"]) * 100
     assert f": {percent:.2g} % more perplexity than truncated text on novels, " in said

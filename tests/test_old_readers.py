@@ -148,7 +148,7 @@ def verdict(model_type, params, version):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_old_readers_compute_the_same_logits(readers, bases, model_type, method):
+def test_old_versions_of_transformers_compute_the_same_logits(readers, bases, model_type, method):
     directory, params = written(bases, model_type, method)
     error, wanted = readers[""].logits(directory)
     assert error is None

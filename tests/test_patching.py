@@ -155,7 +155,7 @@ def test_bfloat16_keeps_the_spectrum_in_float32(tmp_path: Path) -> None:
         assert model.dtype == torch.bfloat16
 
 
-def test_runtime_state_stays(tmp_path: Path) -> None:
+def test_patch_keeps_the_runtime_state_of_a_model(tmp_path: Path) -> None:
     config = tiny("llama", tmp_path)
     model = auto_class("llama").from_pretrained(tmp_path, attn_implementation="eager")
     own, embedding = model.config, model.model.rotary_emb

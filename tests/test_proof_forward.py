@@ -403,6 +403,6 @@ def test_without_the_base_the_pass_is_finite(built) -> None:
     assert compare(built["no base"]).endswith("finite; the base is not at hand to compare with")
 
 
-def test_the_last_position_is_the_targets(built) -> None:
+def test_the_forward_pass_reads_up_to_the_target(built) -> None:
     assert built["wide and deep"][0]["forward"]["last"] == 4 * 131072 - 1
     assert built["ministral pi"][0]["forward"]["last"] == 65535

@@ -102,7 +102,7 @@ def test_only_text_for_users_is_a_message():
     assert prose.text_of(value) == "give X where it lies"
 
 
-def test_the_worst_sentence_comes_first():
+def test_worst_sorts_sentences_by_their_count():
     text = "It lies there, and lies. It lies there all of the long day. All is well here."
     sentences = list(prose.sentences_of(text, "here"))
     found = prose.worst(sentences, "stands, lies, goes on")

@@ -444,7 +444,7 @@ def tracked_files() -> list[Path]:
     return [REPOSITORY / name for name in done.stdout.split("\0") if name]
 
 
-def test_no_file_speaks_of_the_place_it_was_written_in() -> None:
+def test_no_file_names_the_folders_of_its_authors_machine() -> None:
     """Paths of the workshop, and the folder next to the repository there, must not occur."""
     place = re.compile(r"(?<![\w.:/])/" + r"work/\w|\.\./" + r"shared|\bshared/" + "reference")
     wrong = []

@@ -356,7 +356,7 @@ def test_a_compiled_model_reads_as_it_does_without(ids):
     assert (compiled - whole)[shown.bool()].abs().max() < 1e-5 * whole.abs().max()
 
 
-def test_another_attention_is_refused():
+def test_self_extend_refuses_eager_attention():
     model = tiny("llama")
     model.set_attn_implementation("eager")
     with pytest.raises(UsageError, match="sdpa"):

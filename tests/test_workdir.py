@@ -156,7 +156,7 @@ def test_files_of_a_run_are_in_its_manifest(tmp_path, command):
 
 @pytest.mark.parametrize("command", LISTING)
 @pytest.mark.parametrize("name", [MADE, READ, "plots/tail.png"])
-def test_edited_and_added_files_are_kept_until_force(tmp_path, command, name):
+def test_edited_and_added_files_of_a_run_are_kept_without_force(tmp_path, command, name):
     own = place(tmp_path, command)
     finished(own)
     (own.folder / name).parent.mkdir(exist_ok=True)

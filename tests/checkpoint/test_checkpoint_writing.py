@@ -124,7 +124,7 @@ def test_an_output_with_linked_weights_can_be_extended_again(model: Path, tmp_pa
     assert (model / shard).exists()
 
 
-def test_same_inputs_same_bytes(model: Path, tmp_path: Path):
+def test_extend_writes_the_same_bytes_for_the_same_inputs(model: Path, tmp_path: Path):
     extend(model, tmp_path / "one", prove=lambda directory: {"pairs": 2})
     extend(model, tmp_path / "two", prove=lambda directory: {"pairs": 2})
     assert tree(tmp_path / "one") == tree(tmp_path / "two")

@@ -180,7 +180,7 @@ def test_mount_of_finds_the_file_system_of_a_path(path, kind, is_writable):
     assert (found.kind.decode(), found.is_writable) == (kind, is_writable)
 
 
-def test_a_path_outside_of_every_mount_has_none():
+def test_mount_of_returns_none_outside_of_every_mount():
     """As in a chroot, which shows no mount on its root."""
     assert systems.mount_of(b"/home/model", b"22 27 0:21 / /proc rw - proc proc rw\n") is None
 
@@ -233,7 +233,7 @@ def test_a_file_that_changes_while_it_is_read_is_reported(tmp_path, monkeypatch)
         Digests().of(file)
 
 
-def test_one_byte_anywhere_is_another_model(tmp_path):
+def test_one_changed_byte_changes_the_digest_of_a_model(tmp_path):
     """Also between the blocks that a sample would take of a large file."""
     model = make_model(tmp_path / "base", shards=1)
     (model / "model.safetensors.index.json").unlink()

@@ -96,7 +96,7 @@ def refused(answer: dict, words: str) -> None:
     assert "\n" not in answer["error"]
 
 
-def test_small_files_first_and_weights_on_request(hub, tmp_path: Path):
+def test_a_hub_model_fetches_weights_only_on_request(hub, tmp_path: Path):
     hub.fetched.clear()
     small, tagged, pinned, unknown = ask(
         hub,
@@ -144,7 +144,7 @@ CASES = {
 }
 
 
-def test_one_sentence_for_each_refusal(hub, tmp_path: Path):
+def test_each_refusal_of_the_hub_gives_one_sentence(hub, tmp_path: Path):
     answers = ask(hub, tmp_path, *((model, None, True) for model in CASES))
     for answer, words in zip(answers, CASES.values(), strict=True):
         refused(answer, words)

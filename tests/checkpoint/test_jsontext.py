@@ -60,7 +60,7 @@ def test_transformers_spelling_of_infinity_is_kept():
     assert parse_object(data, "x") == {"a": {"__float__": "Infinity"}}
 
 
-def test_size_is_refused_before_parsing(tmp_path: Path):
+def test_json_above_16_mb_is_refused_before_parsing(tmp_path: Path):
     path = tmp_path / "config.json"
     with open(path, "wb") as file:
         file.write(b"{")

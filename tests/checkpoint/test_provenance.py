@@ -28,7 +28,7 @@ WEIGHTS = {
 }
 
 
-def test_the_written_file_is_read(tmp_path: Path):
+def test_a_written_record_reads_back_equal(tmp_path: Path):
     spectrum = Spectrum((1.0, math.pi / 1e7, 5e-324, 0.0), 1 / 3, 1.1, (1.0, 0.1, 0.2, 0.0))
     first = record()
     site = replace(first.sites[0], label="full_attention", wanted=spectrum, scaled=False)

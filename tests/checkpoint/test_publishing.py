@@ -134,7 +134,7 @@ def test_an_output_goes_up_whole_with_its_figures_and_nothing_else(hub, output, 
     check_output(Output(output, force=True))  # the card that push wrote is not the user's
 
 
-def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
+def test_push_uploads_no_path_of_this_machine(hub, output, tmp_path):
     """Nor a private file under a weight file's name; a chat template goes up as it is."""
     template = "run /usr/bin/python3 <tool>/a/b</tool> https://x.org/a/b"
     for name, more in {

@@ -34,7 +34,7 @@ def names(directory: Path) -> set[str]:
     return set(os.listdir(directory))
 
 
-def test_the_name_comes_last(tmp_path: Path):
+def test_a_staged_output_gets_its_name_last(tmp_path: Path):
     with staged(Output(tmp_path / "out")) as stage:
         (stage.directory / "config.json").write_text("{}")
         assert names(tmp_path) == {stage.directory.parent.name, ".out.ropext-lock"}
@@ -382,7 +382,7 @@ def test_a_half_deleted_old_copy_is_never_brought_back(tmp_path: Path, monkeypat
     assert names(tmp_path) == {"out", "moved"}
 
 
-def test_only_marked_folders_are_deleted(tmp_path: Path):
+def test_staging_deletes_only_folders_that_it_marked(tmp_path: Path):
     keep = {
         ".out.tmp-2024",
         ".out.tmp-5",

@@ -304,7 +304,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
         (2, "transformers", r"True 0\.00[1-9]\d*\nFalse 0\.0\n"),
     ],
 )
-def test_the_bugs_of_other_projects_reproduce(tmp_path, number, project, printed):
+def test_the_bugs_on_the_upstream_page_reproduce(tmp_path, number, project, printed):
     page = (DOCS / "upstream-bugs.md").read_text("utf-8")
     (version,) = {*re.findall(rf"{project} (\d+\.\d+\.\d+)", page, re.I)}
     if metadata.version(project) != version:
@@ -316,7 +316,7 @@ def test_the_bugs_of_other_projects_reproduce(tmp_path, number, project, printed
 
 
 @pytest.mark.slow
-def test_the_guide_runs_as_written(ropext, tmp_path, monkeypatch):
+def test_the_commands_of_the_guide_run_as_written(ropext, tmp_path, monkeypatch):
     make_llama(tmp_path / "model")
     llama3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     llama3 |= {"factor": 8.0, "original_max_position_embeddings": 16}

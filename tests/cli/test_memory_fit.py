@@ -41,13 +41,13 @@ def fits(place, memory, length=None, **options):
     return memory_fit(place, MemoryOptions(memory=memory, **options), length=length, revision=None)
 
 
-def test_the_names_are_those_of_the_table():
+def test_the_names_of_kv_caches_are_those_of_the_table():
     assert tuple(CACHE_TYPES) == CACHE_NAMES == tuple(BYTES)
 
 
 @pytest.mark.parametrize("cache", CACHE_NAMES)
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_the_longest_is_the_last_step_that_fits(tmp_path, cache, parallel):
+def test_the_longest_length_is_the_last_step_that_fits(tmp_path, cache, parallel):
     place = config(tmp_path / "model")
     index(place, 100 << 20)
     found = fits(place, "1G", kv=[cache], parallel=parallel)

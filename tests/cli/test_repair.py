@@ -68,7 +68,7 @@ def test_a_stale_spelling_is_reported_and_repaired_from_the_trusted_one(llama):
 
 
 @pytest.mark.parametrize(("trust", "factor"), [("rope_parameters", 4.0), ("rope_scaling", 2.0)])
-def test_of_two_factors_the_trusted_one_is_written(llama, trust, factor):
+def test_fix_writes_the_factor_of_the_trusted_key(llama, trust, factor):
     edit(llama, rope_scaling=OLD | {"factor": 2.0}, rope_parameters=NEW)
     repaired(llama, trust)
     config = json.loads((llama / "config.json").read_text())

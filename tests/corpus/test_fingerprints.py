@@ -29,7 +29,7 @@ def holds(trained, text, read=None):
 TOLD = [story(number) for number in range(8)]
 
 
-def test_passages_are_those_of_a_slow_computation():
+def test_the_hashes_of_passages_equal_a_slow_computation():
     """The hash of each passage alone, a polynomial in arbitrary precision."""
     plain = normalised(story(1, 300) + "ﬁn É\U0001f600")
     expected = []

@@ -173,12 +173,12 @@ def test_a_failing_run_explains_its_failure_and_the_next_step(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_nothing_used_a_network(shown, network):
+def test_the_demo_uses_no_network(shown, network):
     assert network.asked == []
 
 
 @pytest.mark.slow
-def test_no_file_of_it_shows_a_token(shown):
+def test_no_file_of_the_demo_shows_a_token(shown):
     canaries.check_files(shown.output)
     canaries.check_files(shown.output.with_name(f"{shown.output.name}.run"))
 

@@ -58,7 +58,7 @@ def test_answers_are_kept_as_they_were_said(whole):
     assert whole.results["variants"]["untouched"]["metrics"]["ruler@4096"]["n"] == 6
 
 
-def test_the_report_names_the_scores(whole):
+def test_the_report_explains_the_scores_of_ruler(whole):
     text = (whole.path / "report.md").read_text()
     assert "mean of the 3 of RULER's thirteen tasks that ran at every length" in text
     assert text.count("not comparable with published RULER scores") == 4
@@ -79,7 +79,7 @@ def test_results_json_describes_the_scores(whole):
             assert not [key for key in cell if "exact" in key]
 
 
-def test_the_pictures_name_the_scores(whole, monkeypatch):
+def test_the_pictures_label_the_scores(whole, monkeypatch):
     told, own = [], Colorbar.set_label
 
     def heard(bar, label, **more):
@@ -188,7 +188,7 @@ def test_the_chat_template_gets_more_variables(model, tmp_path):
         ({"passages": "gone.jsonl", "tasks": "qa_1"}, InputError, "gone.jsonl is no file"),
     ],
 )
-def test_bad_input_is_a_sentence(model, more, error, said):
+def test_bad_options_of_questions_give_one_sentence(model, more, error, said):
     with pytest.raises(error, match=said):
         evaluation_of(model, **ASKED | more)
 

@@ -19,7 +19,7 @@ def short(tmp_path):
     return open_snapshot(str(model))
 
 
-def test_eval_reports_it(short):
+def test_eval_names_damaged_weights(short):
     with pytest.raises(InputError, match="cannot be loaded as a causal language model"):
         load_model(short, loading_of(EvaluationOptions(tasks=("passkey",))))
 

@@ -63,7 +63,7 @@ def found(place):
     return done, said, shown
 
 
-def test_the_numbers_are_those_of_eval(place, found):
+def test_the_numbers_of_plan_measure_equal_those_of_eval(place, found):
     ranking = found[0].ranking
     done = evaluate(
         str(place / "model"),

@@ -117,7 +117,7 @@ def test_the_base_reads_the_end_of_a_users_turn(tmp_path):
     assert short.size == CONTEXT - 1
 
 
-def test_a_stated_length_is_the_room_as_in_ruler(model, tmp_path):
+def test_a_stated_length_includes_the_room_for_the_answer(model, tmp_path):
     """RULER's length counts the prompt without a BOS, and the room for the answer."""
     tokenizer = make_tokenizer()
     rows = [question(k) for k in range(3)]
@@ -278,7 +278,7 @@ def test_a_task_has_the_name_of_its_file():
         named(3)
 
 
-def test_no_task_takes_the_name_of_another_number():
+def test_a_task_cannot_have_the_name_of_a_metric():
     metrics = {metric.name for metric in (*TEXT_METRICS, *WHOLE_METRICS)} | {FOUND, STRIDED}
     metrics.add("ruler_context")
     assert {name for name in metrics if not name.endswith("_nll")} == set(own.RESERVED)
@@ -333,7 +333,7 @@ def broken(context, length, seed):
         (functools.partial(max, key=print), "tasks: max: TypeError"),
     ],
 )
-def test_a_wrong_function_is_a_sentence(model, function, said):
+def test_a_wrong_function_as_a_task_gives_one_sentence(model, function, said):
     with pytest.raises(RopextError, match=said):
         evaluation_of(model, tasks=[function], lengths="512")
 

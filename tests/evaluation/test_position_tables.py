@@ -86,7 +86,7 @@ def test_both_equal_stocks_reading_of_the_base_and_of_the_output(place, method):
     assert tax == 0 if method == "copy" else abs(tax) > 0.01
 
 
-def test_a_patched_model_is_the_checkpoint_and_goes_back(place, tmp_path):
+def test_a_patched_table_equals_the_checkpoints_and_unpatch_restores_it(place, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(place / "base")
     before = model.state_dict()["transformer.wpe.weight"].clone()
     grown = load_file(place / "linear" / "model.safetensors")["transformer.wpe.weight"]

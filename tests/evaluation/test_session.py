@@ -162,7 +162,7 @@ def test_the_recorded_base_has_its_own_softmax_scale_too(place, tmp_path):
         assert metric(recorded, "base", name) == pytest.approx(expected, rel=1e-5)
 
 
-def test_two_revisions_of_one_name_stay_two(place, tmp_path):
+def test_two_revisions_of_one_model_are_read_separately(place, tmp_path):
     write_checkpoint(tmp_path / "other", seed=1)
     one = open_snapshot(str(place / "model"))
     other = replace(open_snapshot(str(tmp_path / "other")), name=one.name)
@@ -188,7 +188,7 @@ def test_an_interrupt_without_kept_results_exits_with_130(place):
 
 
 @pytest.mark.parametrize(("asks", "loads"), [(1, 0), (2, 0), (3, 1)])
-def test_an_interrupt_while_documents_or_weights_load_is_heard(place, monkeypatch, asks, loads):
+def test_an_interrupt_while_documents_or_weights_load_stops_eval(place, monkeypatch, asks, loads):
     asked_so_far, loaded = [], []
 
     def load(*how):

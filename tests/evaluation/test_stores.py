@@ -36,7 +36,7 @@ def names(tmp, model="model", options=(), reading=(), **changes):
     return Evaluation.stores(SimpleNamespace(lineup=lineup, options=read), place)
 
 
-def test_all_that_decides_a_reading_is_in_the_name_of_its_store(place):
+def test_the_name_of_a_store_depends_on_all_that_decides_its_losses(place):
     methods = {"method": "pi,yarn", "factor": "4"}
     usual = names(place, options=methods)
     assert list(usual) == ["base", "untouched", "pi-4x", "yarn-4x"]

@@ -200,7 +200,7 @@ def test_numbers_that_are_not_understood_refuse_the_config(asked):
         read(NOVA)
 
 
-def test_each_config_has_the_answers_about_itself(asked):
+def test_each_config_of_an_unknown_type_is_described_separately(asked):
     """ropext asks again for another config of the same type, and the first keeps its answers."""
     jobs, told = asked
     read(NOVA)
@@ -567,7 +567,7 @@ def test_the_cache_of_a_described_type_is_counted_from_transformers_modules():
 
 
 @pytest.mark.parametrize("kind", ["gptj", "bloom"])
-def test_positions_that_transformers_does_not_compute_from_a_config_are_not_called_none(kind):
+def test_an_unknown_type_without_rotation_may_have_other_positions(kind):
     sizes = {"n_embd": 64, "n_head": 4, "n_layer": 2, "hidden_size": 64, "vocab_size": 128}
     with hidden(kind), pytest.raises(UnsupportedModel, match="may have positions of another kind"):
         read({"model_type": kind, **sizes})

@@ -73,7 +73,7 @@ def test_length_only_changes_no_rotation_below_the_old_length(config):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "internlm3"])
-def test_a_scaling_that_goes_by_the_stated_length_is_refused(model_type):
+def test_length_only_refuses_a_scaling_that_follows_the_stated_length(model_type):
     """Stock's dynamic begins at max_position_embeddings: with another one it is another model."""
     if model_type not in CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {model_type}")

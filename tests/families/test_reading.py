@@ -264,7 +264,7 @@ def test_bad_configs_give_one_sentence(case):
 @pytest.mark.parametrize(
     "model_type", ["gpt2", "gptj", "bloom", "t5", "mamba", "vit", "jamba", "xlnet", "esm"]
 )
-def test_other_schemes_are_refused_by_name(model_type):
+def test_a_type_with_other_positions_is_refused_by_name(model_type):
     with pytest.raises(UnsupportedModel, match=model_type):
         families.read(LLAMA | {"model_type": model_type})
 
@@ -333,7 +333,7 @@ def test_check_spellings_names_keys_that_engines_misread():
     assert [p.key for p in families.check_spellings(null)] == ["rope_scaling"]
 
 
-def test_a_difference_that_no_loader_reads_is_no_fault():
+def test_check_spellings_ignores_differences_that_no_engine_reads():
     """Each is written otherwise by `respell`, and read alike by all: a class default without a
     dict (Apertus), absent rope_parameters, an integer theta at top level."""
     for name in ("Apertus by class default", "Llama 2", "gpt-oss"):

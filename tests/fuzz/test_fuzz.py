@@ -66,7 +66,7 @@ def tally(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_of_five_get_as_far_as_a_plan(tally, capsys):
+def test_at_least_two_of_five_fuzzed_inputs_are_planned(tally, capsys):
     planned = sum(n for name, n in tally.outcomes.items() if ": planned" in name)
     with capsys.disabled():
         print(f"\nfuzz: {planned} of {INPUTS} planned, {len(tally.sentences)} kinds of sentences")
@@ -110,7 +110,7 @@ def test_a_config_in_memory_gives_a_model_or_a_sentence(spoiled):
         ("tokenizer_config.json", b'{"model_max_length":1' + b"0" * 5000 + b"}"),
     ],
 )
-def test_bombs_are_refused(tmp_path, name, data):
+def test_json_bombs_are_refused(tmp_path, name, data):
     item = campaign.Input(name, data, {"factor": 4.0}, extend=True)
     assert "refused (InputError)" in run(item, tmp_path, Tally())
 

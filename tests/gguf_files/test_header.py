@@ -218,7 +218,7 @@ def test_a_missing_file_is_not_sought_on_the_hub(tmp_path, monkeypatch):
             inspecting.inspect(name)
 
 
-def test_a_refusal_speaks_of_the_file(tmp_path):
+def test_a_refused_plan_of_a_gguf_names_the_file(tmp_path):
     linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
     path = making.write(tmp_path / "a.gguf", metadata=making.LLAMA | linear)
     with pytest.raises(UsageError, match="--original-context 64") as caught:

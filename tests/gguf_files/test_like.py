@@ -98,7 +98,7 @@ def test_the_converters_gguf_of_the_result_is_accepted_too(model, tmp_path):
     np.testing.assert_allclose(angles, wanted.inv_freq, rtol=64 * 2**-23)
 
 
-def test_another_model_is_refused(model, tmp_path):
+def test_like_refuses_a_gguf_of_another_model(model, tmp_path):
     base, file = model
     extended(base, tmp_path / "out")
     other = making.tensors() | {"blk.1.attn_norm.weight": np.ones(64, np.float32)}

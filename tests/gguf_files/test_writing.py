@@ -350,7 +350,7 @@ def test_llama_3_is_known_by_its_rope_factors(tmp_path):
     assert inspecting.inspect(str(path)).main.params["rope_type"] == "longrope"
 
 
-def test_split_files_stay_apart(base, tmp_path, capsys):
+def test_extending_a_split_gguf_writes_split_files(base, tmp_path, capsys):
     rows = list(making.tensors().items())
     for number, data in enumerate((dict(rows[:3]), dict(rows[3:]))):
         split = {"split.no": np.uint16(number), "split.count": np.uint16(2)}
@@ -664,7 +664,7 @@ def test_force_spares_a_file_with_other_tensors_or_keys(base, tmp_path):
     extend(base, out, force=True)
 
 
-def test_the_digest_in_a_file_is_that_of_its_bytes(base, tmp_path):
+def test_the_digest_in_a_gguf_is_that_of_its_bytes(base, tmp_path):
     """Zeros take the digest's place; it also holds if a second extension rewrites a divisor's
     tensor."""
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"

@@ -31,7 +31,7 @@ def test_a_rewritten_transcript_keeps_lines_that_only_rounding_changed():
     assert not transcript.differences(found, merged)
 
 
-def test_a_transcript_is_made_from_the_transcripts_that_it_reads():
+def test_needed_adds_the_transcripts_that_a_transcript_reads():
     assert [case.name for case in needed(["compare"])] == ["extend", "finetune", "eval", "compare"]
     assert needed([]) == list(CASES)
 

@@ -26,7 +26,7 @@ def raising(module: str, error: Exception):
 @pytest.mark.parametrize(
     "module", ["bitsandbytes.functional", "torchao", "transformers.quantizers"]
 )
-def test_the_library_is_named(module):
+def test_an_error_inside_a_quantisation_library_names_it(module):
     fails = raising(module, AssertionError("N must be divisible by block_n."))
     named = rf"{module.split('.')[0]}[ .\d]* fails with .* weights: N must be divisible by block_n;"
     with pytest.raises(UnsupportedModel, match=named), memory_errors("out of memory"):

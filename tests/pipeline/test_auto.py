@@ -153,7 +153,7 @@ def test_a_run_refuses_its_mistakes_before_a_choice(tmp_path, monkeypatch, capsy
     ["extend.within=yarn", "extend.for=vllm", "fit.steps=3", "seed=1",
      "evaluate.data=ropext://tuning", "finetune.data=ropext://tuning"],
 )  # fmt: skip
-def test_another_value_chooses_again(tmp_path, word):
+def test_another_value_of_a_deciding_option_chooses_a_method_again(tmp_path, word):
     recipe = {
         "model": "ropext://demo",
         "extend": {"method": "auto", "factor": 2, "data": "ropext://held-out"},

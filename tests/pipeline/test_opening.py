@@ -82,7 +82,7 @@ def test_a_comparison_moves_with_its_runs(work, tmp_path):
     assert moved.to_json() == compared.to_json()
 
 
-def test_rows_are_the_numbers_of_the_results(work):
+def test_the_rows_of_an_opened_run_equal_results_json(work):
     place, measured, compared = work
     variants = json.loads((place / FOLDER / "results.json").read_text())["variants"]
     rows = measured.table()

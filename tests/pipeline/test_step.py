@@ -142,7 +142,7 @@ def test_an_input_that_cannot_be_read_is_no_error_of_the_steps_folder(tmp_path):
     assert raised.value is unread
 
 
-def test_the_folders_of_steps_go_with_a_run_that_kept_nothing(tmp_path):
+def test_a_run_that_kept_nothing_removes_its_step_folders(tmp_path):
     """They hold files that the run wrote, and no work of hours."""
     own = Workdir(tmp_path / "out", "run", {})
     with suppress(ZeroDivisionError), own.claimed(False):

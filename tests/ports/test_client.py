@@ -57,7 +57,7 @@ def test_a_model_is_chosen_by_its_name() -> None:
             client.model_and_limit(port, url, "other")
 
 
-def test_an_answer_that_llama_server_cannot_write_tells_nothing(monkeypatch) -> None:
+def test_next_token_returns_nothing_for_a_token_that_is_no_whole_character(monkeypatch) -> None:
     """As its b10434 says of a token that is no whole character; any other error is a refusal."""
     port = client.server_at("http://127.0.0.1:9")
     body = b'{"error": {"message": "The model produced output that does not match the expected"}}'
@@ -68,7 +68,7 @@ def test_an_answer_that_llama_server_cannot_write_tells_nothing(monkeypatch) -> 
         logprobs.next_token(port, "m", [1, 2])
 
 
-def test_a_server_that_refuses_log_probabilities_tells_nothing(monkeypatch) -> None:
+def test_next_token_returns_nothing_if_the_server_refuses_log_probabilities(monkeypatch) -> None:
     body = b'{"error": {"message": "logprobs=5 is not supported"}}'
     monkeypatch.setattr(client.Server, "call", lambda *args: (400, body))
     assert logprobs.next_token(client.server_at("http://127.0.0.1:9"), "m", [1, 2]) == []

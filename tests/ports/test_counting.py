@@ -23,7 +23,7 @@ def test_the_servers_own_count_is_exact() -> None:
         assert counting.of_kind(TEXT)(TEXT) == len(words(TEXT)) + TEMPLATE
 
 
-def test_usage_gives_a_straight_line() -> None:
+def test_counts_by_usage_are_interpolated_linearly() -> None:
     with serving(Fake(counts=False)) as url:
         counting = counting_of(port_at(url), None)
         count = counting.of_kind(TEXT)

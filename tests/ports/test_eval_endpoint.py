@@ -427,7 +427,7 @@ def test_an_edited_answer_is_refused(tmp_path, capsys) -> None:
     assert counts(told)[256]["found"] == 5
 
 
-def test_one_answer_that_differs_is_no_other_model(tmp_path, capsys) -> None:
+def test_a_run_resumes_if_one_kept_answer_differs(tmp_path, capsys) -> None:
     """Kernels round differently in other batches, and the new fields of each request are no
     difference either."""
     fake = Fake(limit=4096)
@@ -556,7 +556,7 @@ def test_missing_texts_are_refused_before_any_request(tmp_path, capsys) -> None:
     assert (code, "nothing.txt: there is no such file or folder" in err) == (2, True)
 
 
-def test_a_key_that_the_server_repeats_is_stored_nowhere(tmp_path, capsys, monkeypatch) -> None:
+def test_no_file_keeps_an_api_key_that_the_server_repeats(tmp_path, capsys, monkeypatch) -> None:
     """Neither an answer, even if the kept limit cuts the key, nor an error stores it."""
     key = "CaNaRy-of-a-key-of-a-server"
     monkeypatch.setenv("ROPEXT_ENDPOINT_KEY", key)

@@ -66,6 +66,6 @@ def test_an_exploded_line_hides_no_gain():
     assert names_of(axis) == ["yarn", "pi (off the scale: -6)"]
 
 
-def test_a_missing_value_is_not_off_the_scale():
+def test_a_line_with_a_missing_value_is_not_marked_as_off_the_scale():
     axis = drawn(True, one=(0, -0.5, -1, -1.4), two=(0, float("nan"), 0, 0))
     assert names_of(axis) == ["one", "two"]

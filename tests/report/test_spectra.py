@@ -86,7 +86,7 @@ def test_pairs_of_frequency_zero_and_a_model_alone():
     assert len(plots.plot_spectra(small, {"pi": scaled(small, "pi", 1024)}, 1024)) > 10_000
 
 
-def test_a_rounded_cache_has_no_line_beside_its_unrounded_model():
+def test_the_plot_of_spectra_leaves_out_rounded_caches():
     plain = MeasuredModel(EXTENDED, source=ModelSource(info={"inv_freq": [1.0, 0.5]}))
     rounded = replace(plain, unrounded="yarn")
     frame = LossStatistics(64, (256,), 16, Bootstrap(0))

@@ -91,7 +91,7 @@ def test_compared_answers_have_a_row_for_each_length_and_model_in_a_csv():
     ]
 
 
-def test_records_are_numbers_and_a_blank_is_none():
+def test_records_of_a_table_hold_numbers_and_none():
     table = table_of_values(
         "t",
         "n",
@@ -144,7 +144,7 @@ def test_a_latex_table_is_of_plain_tabular_and_booktabs():
     ]
 
 
-def test_each_format_by_its_name():
+def test_in_format_makes_csv_latex_and_markdown():
     table = Table("t", "n", ("", "k"), (("a", "1"),))
     firsts = []
     for name in ("csv", "latex", "markdown"):

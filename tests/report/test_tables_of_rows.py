@@ -48,7 +48,7 @@ def extended(gain, retrieval=(), **more):
     )
 
 
-def test_each_extended_model_has_its_verdict():
+def test_verdict_lines_has_a_line_for_each_extended_model():
     both = results(base=BASE, pi_2x=extended(-1.0), yarn_2x=extended(0.3))
     assert tables.verdict_lines(both) == ["a sentence", "a sentence"]
     assert tables.verdict_lines(both, "yarn-2x") == ["a sentence"]

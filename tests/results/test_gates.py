@@ -50,7 +50,7 @@ def test_a_gate_uses_the_worse_end_of_the_interval(text, passed):
     assert check_gate(gate, "yarn-4x", VALUES).passed is passed
 
 
-def test_the_reason_names_what_was_looked_at():
+def test_the_sentence_of_a_gate_names_the_compared_number():
     outcome = check_gate(parse_gate("tail@32k > 8.5"), "yarn-4x", VALUES)
     assert outcome.sentence == (
         "yarn-4x: the upper end of the 95 % interval of tail@32k is 8.6, the gate fails at > 8.5"

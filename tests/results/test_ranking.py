@@ -34,7 +34,7 @@ def ranked(preference=(), base=None, **tails):
     return rank_methods(Measurement(FRAME, models), preference)
 
 
-def test_a_clear_winner_is_taken_whatever_is_preferred():
+def test_a_ranking_takes_a_clear_winner_over_the_preferred_method():
     levels = np.linspace(2, 5, 10)  # documents differ far more than the contenders do
     found = ranked(("worse", "better"), worse=levels + 0.2, better=levels)
     assert [*found.standing.behind] == ["better", "worse"]
@@ -117,7 +117,7 @@ def test_below_eight_documents_nothing_is_sure_and_the_lowest_is_taken():
     assert found.standing.behind["worse"].ci95 is None
 
 
-def test_of_equal_contenders_the_preferred_one_is_taken():
+def test_a_ranking_of_equal_methods_takes_the_preferred_one():
     levels = np.linspace(2, 5, 10)
     assert ranked(("second", "first"), first=levels, second=levels).taken == "second"
 

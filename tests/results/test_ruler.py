@@ -53,7 +53,7 @@ def test_the_mean_gives_each_task_the_same_weight():
     assert "ruler@4096" not in retrieval_values(items[:4], CONTEXT, Bootstrap())
 
 
-def test_the_interval_of_the_mean_holds_what_it_promises():
+def test_the_interval_of_the_mean_of_tasks_covers_95_percent():
     """Over 2,000 draws of thirteen tasks with 20 questions each, 94 to 99 % hold the truth."""
     rng = np.random.default_rng(0)
     truth = np.linspace(0.4, 1.0, 13)
@@ -106,7 +106,7 @@ def test_a_mean_over_tasks_is_of_those_that_every_length_has():
     assert not {"ruler@1024", "ruler@4096", "ruler_context"} & set(only)
 
 
-def test_what_no_model_can_do_in_its_window_is_not_measurable():
+def test_a_task_that_no_model_solves_in_its_window_is_not_measurable():
     unable = answers({2048: 0.05, 4096: 0.05, 8192: 0.0}, ["vt"])
     assert list(unmeasurable_tasks({"m": unable}, CONTEXT)) == ["vt"]
     assert "5% right" in unmeasurable_tasks({"m": unable}, CONTEXT)["vt"]
@@ -164,6 +164,6 @@ def test_a_score_that_counts_parts_is_not_called_exact(task):
         assert ("not comparable with published RULER" in said) == (task in THIRTEEN)
 
 
-def test_an_interval_that_a_task_lacks_the_mean_lacks():
+def test_the_mean_of_tasks_has_no_interval_if_one_task_has_none():
     values = [Value(0.5, None, None, 3, (0, 1)), wilson_share(5, 10)]
     assert mean_of_tasks(values).ci95 is None

@@ -192,7 +192,7 @@ def test_bound_arguments_distinguish_functions(kind):
         assert_close(scaling.pair_factors, [2 * share] * 4, 1e-12, name)
 
 
-def test_the_names_that_a_function_uses_tell_it_from_another():
+def test_functions_that_call_different_helpers_are_different_methods():
     first = Evaluate(
         method=lambda rope, factor: ([first_helper(1.0)] * (rope.dim // 2), 1.0), factor=2, data="x"
     )
@@ -267,7 +267,7 @@ def run(capsys):
     return run
 
 
-def test_the_lines_of_the_page_run_and_the_result_needs_the_function_no_more(folder, run):
+def test_the_lines_of_the_page_run_and_their_output_works_without_the_function(folder, run):
     page = PAGE.read_text("utf-8")
     [lines] = re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL)
     small = ["--max-docs", "2", "--lengths", "256", "--quiet"]

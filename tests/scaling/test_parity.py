@@ -153,7 +153,7 @@ STEEP = (
 
 
 @pytest.mark.parametrize("case", STEEP, ids=case_id)
-def test_steep_ramps_lose_more_in_float32_and_no_more_than_allowed(case: Case) -> None:
+def test_steep_ramps_stay_within_the_bound_of_float32(case: Case) -> None:
     """A right config must not fail its proof because its knobs make stock's float32 lose digits."""
     beyond = 0
     for dim in (64, 80, 128):

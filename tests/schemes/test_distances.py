@@ -149,7 +149,7 @@ def test_stock_tells_distances_apart_as_the_formula_predicts(made, model_type):
 
 
 @pytest.mark.parametrize("model_type", EACH)
-def test_one_key_changes_and_no_byte_of_a_weight(made, model_type):
+def test_extending_changes_one_key_and_no_byte_of_a_weight(made, model_type):
     base, extended = made(model_type)
     key = MODELS[model_type][2]
     before, after = (

@@ -112,7 +112,7 @@ def test_echo_of_one_more_token(openai):
 
 
 @pytest.mark.parametrize("prompt", [LONG, WORDS])
-def test_offsets_are_places_in_the_text(openai, prompt):
+def test_text_offsets_are_positions_in_the_text(openai, prompt):
     (choice,) = openai.completions.create(prompt=prompt, **ECHO).choices
     told = choice.logprobs
     assert choice.text == prompt

@@ -56,7 +56,7 @@ def test_tokens_are_counted_as_an_answer_reads_them(client, loaded):
     )
 
 
-def test_the_whole_target_can_be_used(client):
+def test_serve_answers_up_to_the_whole_target(client):
     asked = {"prompt": [5] * (TARGET - 2), "max_tokens": 2, "temperature": 0}
     status, answer = client.ask("/v1/completions", asked)
     assert (status, answer["usage"]["total_tokens"]) == (200, TARGET)
@@ -124,7 +124,7 @@ def test_a_key_is_required_if_one_is_set(loaded, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_ends_its_generation(client, loaded, monkeypatch, stream):
+def test_a_client_that_disconnects_ends_its_generation(client, loaded, monkeypatch, stream):
     """And the next one has its turn; it had waited behind the first, with its place in the log."""
     served = loaded["self-extend"]
     monkeypatch.setattr(served.model.generation_config, "eos_token_id", None)

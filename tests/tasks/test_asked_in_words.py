@@ -179,7 +179,7 @@ def test_exactly_one_passage_answers_the_question(name):
         assert own[0] / len(passages_of(text)) == pytest.approx(item.depth, abs=0.15)
 
 
-def test_two_passages_are_needed():
+def test_qa_2_needs_two_passages():
     for index in range(5):
         ((text, item),) = texts("qa_2", index=index)
         house = re.search(r"builder of (\w+ House)", text)[1]
@@ -213,7 +213,7 @@ def test_more_lines_than_pairs_of_words_have_keys_of_their_own():
     assert len(keys) == len(set(keys)) == len(NOUNS) ** 2 + 10
 
 
-def test_examples_tell_the_label_and_not_the_pair():
+def test_the_examples_of_shots_show_the_label_but_not_the_pair():
     for text, item in texts("shots"):
         shown = re.findall(r"Item: (\w+) (\w+)\nLabel: (\d+)", text)
         first, second = re.search(r"Item: (\w+) (\w+)\nLabel:$", text).groups()

@@ -465,7 +465,7 @@ def test_a_slim_output_is_the_merged_checkpoint_alone(tuned, extended, stories, 
     assert verification.verify(tmp_path / "out").passed
 
 
-def test_record_and_card_tell_the_run(tuned, extended):
+def test_the_record_and_the_card_of_a_finetuning_describe_the_run(tuned, extended):
     done, output, _ = tuned
     record = json.loads((output / "ropext.json").read_text())
     check(record, "ropext")

@@ -136,7 +136,7 @@ def test_a_resumed_run_gives_the_same_bytes(place, monkeypatch):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_the_judge_is_the_evaluation(place):
+def test_the_losses_of_a_masked_training_equal_those_of_evaluate(place):
     data = str(place / "data.jsonl")
     done = finetune(place, "roberta", "judged", evaluate=data, eval_documents=8, eval_every=1)
     found = ropext.evaluate(done.output, data=data, lengths=[CONTEXT, TARGET], max_docs=8)

@@ -97,7 +97,9 @@ def test_a_forecast_has_no_choice_documents_before_the_training(extended, data):
     assert planned.overlap.chosen_on == planned.judging_count > 0
 
 
-def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp_path):
+def test_an_evaluation_reports_trained_documents_in_tables_gates_and_comparisons(
+    tuned, data, tmp_path
+):
     _, output, _ = tuned
     again, new = tmp_path / "again", tmp_path / "new"
     found = read(output, data["again"], output=again, tasks=("passkey",), items=1)

@@ -103,7 +103,7 @@ def test_none_is_held_out_if_other_documents_judge(encoder):
     assert (len(found.documents), found.held_out) == (40, ())
 
 
-def test_of_more_text_than_is_kept_the_same_trains_in_any_order(encoder, monkeypatch):
+def test_the_order_of_a_large_file_does_not_change_the_kept_documents(encoder, monkeypatch):
     monkeypatch.setattr(corpus, "MOST_TOKENS", 1000)
     raw = texts(400)
     found, again = read(raw, encoder), read(raw[::-1], encoder)

@@ -47,7 +47,7 @@ def arguments(line):
     return words + [word] * begun
 
 
-def test_words_are_read_back(monkeypatch):
+def test_cmd_and_powershell_read_the_quoted_words_back(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     line = join_for_shells(*WORDS)
     assert arguments(line) == WORDS
@@ -122,7 +122,7 @@ def texts(value):
     return [value] if isinstance(value, str) else []
 
 
-def test_a_recorded_file_in_a_folder_has_slashes(tmp_path):
+def test_the_record_names_files_in_folders_with_slashes(tmp_path):
     """On a real Windows this fails if a path becomes text by `str`."""
     base = make_llama(tmp_path / "base")
     (base / "more").mkdir()
