@@ -209,6 +209,12 @@ def test_diff_lists_the_paths_of_changed_keys():
     ]
 
 
+TWO_SETS_OF_TWO_LENGTHS = {
+    "type": "longrope",
+    "short_factor": [1.0],
+    "long_factor": [2.0] * 16,
+    "original_max_position_embeddings": 1024,
+}
 REFUSED = {
     "no model_type": ({}, "model_type"),
     "unknown": ({"model_type": "lama"}, "'lama'"),
@@ -248,6 +254,10 @@ REFUSED = {
         "rope_parameters",
     ),
     "no text part": ({"model_type": "llava"}, "text_config"),
+    "PhiMoE's short set of another length": (
+        LLAMA | {"model_type": "phimoe", "rope_scaling": TWO_SETS_OF_TWO_LENGTHS},
+        "short_factor.* has 1 numbers",
+    ),
     "odd rotary dim": (BASE | {"model_type": "phi", "partial_rotary_factor": 0.35}, "even"),
 }
 
