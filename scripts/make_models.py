@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ropext import families
 from ropext.cli.app import build
-from ropext.families.config import packaged
+from ropext.families.config import packaged_facts
 from ropext.families.published import Published, recipe_of
 from tests.support.published import CONFIGS, config
 
@@ -120,7 +120,7 @@ def released() -> list[str]:
 def recipe_for(released_as: dict[str, Any], name: str = "") -> Published | None:
     """Return the recipe of a config's authors, or the recipe for this model's name: the tests'
     sizes are smaller than the released ones."""
-    for entry in packaged("published.json"):
+    for entry in packaged_facts("published.json"):
         if entry["models"] == name:
             return Published(**entry)
     return recipe_of(families.read(released_as))
@@ -130,7 +130,7 @@ def recipes_alone(rows: list[str]) -> list[str]:
     """Return the rows of the recipes whose models have no config here."""
     told = "\n".join(rows)
     alone = list[str]()
-    for entry in packaged("published.json"):
+    for entry in packaged_facts("published.json"):
         recipe = Published(**entry)
         cell = recipe_cell(recipe)
         if cell not in told:
@@ -179,7 +179,7 @@ def other_types(rows: list[str]) -> list[str]:
     """Return the rows of the model types that no row above has, by their first letter."""
     shown = set(re.findall(r"`(\w+)`", "\n".join(rows)))
     by_letter = dict[str, list[str]]()
-    for name in sorted(packaged("types.json")["rotary"], key=str.lower):
+    for name in sorted(packaged_facts("types.json")["rotary"], key=str.lower):
         if name not in shown:
             by_letter.setdefault(name[0].lower(), []).append(f"`{name}`")
     return [f"| {letter} | {', '.join(names)} |\n" for letter, names in by_letter.items()]

@@ -14,7 +14,7 @@ import pytest
 import ropext
 from ropext import families
 from ropext.base.errors import InputError, NotExpressible, UnsupportedModel, UsageError
-from ropext.families.config import packaged
+from ropext.families.config import packaged_facts
 from ropext.files import inspecting
 from ropext.files.schemes.plan import make_table_plan
 from ropext.options.extend import Extend
@@ -638,7 +638,7 @@ def test_a_published_untrained_factor_is_not_too_far(untrained):
     }  # fmt: skip
     assert warned(qwen, method="yarn", factor=4.0, context=32768) == ""
     assert warned(qwen, method="yarn", factor=8.0, context=32768) != ""
-    told = [entry for entry in packaged("published.json") if not entry.get("ships")]
+    told = [entry for entry in packaged_facts("published.json") if not entry.get("ships")]
     assert max(entry["factor"] for entry in told) == 4  # as the warning says
 
 

@@ -190,24 +190,24 @@ class Known(NamedTuple):
 
 
 @cache
-def packaged(name: str) -> Any:
+def packaged_facts(name: str) -> Any:
     """Return a JSON file of facts about model types: types.json, defaults.json,
     published.json and the like."""
     return json.loads((files(__package__) / name).read_text("utf-8"))
 
 
-def version() -> str:
+def census_version() -> str:
     """Return the transformers version that the census of model types and the defaults were taken
     from."""
-    return str(packaged("defaults.json")["transformers"])
+    return str(packaged_facts("defaults.json")["transformers"])
 
 
 @cache
 def census() -> dict[str, Known]:
     """Return the census of model types: the position scheme of each type in the transformers
-    version that `version` returns."""
+    version that `census_version` returns."""
     out: dict[str, Known] = {}
-    for scheme, types in packaged("types.json").items():
+    for scheme, types in packaged_facts("types.json").items():
         if scheme == "composite":
             for name, (*path, text) in types.items():
                 out[name] = Known(scheme, tuple(path), text)
@@ -219,7 +219,7 @@ def census() -> dict[str, Known]:
 def defaults_of(kind: str, facts: Facts, *, composite: bool = False) -> dict[str, Any]:
     """Return the meaning of absent config keys for a rotary model type. For a composite type,
     return the keys that it adds to a text config that omits them."""
-    stored = packaged("defaults.json")["composites" if composite else "types"]
+    stored = packaged_facts("defaults.json")["composites" if composite else "types"]
     if kind in stored:
         keys: dict[str, Any] = stored[kind]
         return keys
@@ -231,7 +231,7 @@ def defaults_of(kind: str, facts: Facts, *, composite: bool = False) -> dict[str
 
 def auto_class(model_type: str, facts: Facts) -> str:
     """Return the class of transformers that loads a model of this type; "" if none does."""
-    for name, types in packaged("classes.json").items():
+    for name, types in packaged_facts("classes.json").items():
         if model_type in types:
             return str(name)
     about = facts.get(model_type)
@@ -244,7 +244,7 @@ class UnknownType(InputError):
     def __init__(self, kind: str) -> None:
         """Build the error for a config's model type that neither the census nor an answer of
         transformers has."""
-        super().__init__(unknown(kind))
+        super().__init__(unknown_type_message(kind))
         self.kind = kind
 
 
@@ -301,7 +301,7 @@ def locate(config: dict[str, Any]) -> Located:
     path: tuple[str, ...] = ()
     for _ in range(4):  # the deepest composite has two levels
         # A config may have a model type of its own and the class of a stock type.
-        stock, architecture = packaged("renamed.json")["same"].get(kind, (kind, None))
+        stock, architecture = packaged_facts("renamed.json")["same"].get(kind, (kind, None))
         classes = here.values.get("architectures")
         kind = stock if isinstance(classes, list) and architecture in classes else kind
         types.append(kind)
@@ -331,7 +331,7 @@ def locate(config: dict[str, Any]) -> Located:
 def _own_code(config: Mapping[str, Any], kind: str) -> str:
     """Return why ropext does not ask transformers about a model type: it has code of its own.
     Return "" if ropext does."""
-    if differs := packaged("renamed.json")["differs"].get(kind):
+    if differs := packaged_facts("renamed.json")["differs"].get(kind):
         return f"config.json: {kind} has its own code, which differs from {differs} in transformers"
     if config.get("auto_map"):
         return (
@@ -341,14 +341,14 @@ def _own_code(config: Mapping[str, Any], kind: str) -> str:
     return ""
 
 
-def unknown(kind: str, lacks: str = "") -> str:
+def unknown_type_message(kind: str, lacks: str = "") -> str:
     """Return the sentence that a model type is unknown; `lacks` is a clause about the installed
     transformers."""
     beside = f" ({lacks})" * bool(lacks)
     return (
         f"config.json: model_type {shown(kind)} is not among the model types that this ropext"
-        f" knows, those of transformers {version()}{beside}; check the spelling, or install a"
-        " transformers that knows it"
+        f" knows, those of transformers {census_version()}{beside}; check the spelling, or install"
+        " a transformers that knows it"
     )
 
 

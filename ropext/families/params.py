@@ -55,7 +55,7 @@ MAY_BE_ZERO = ("mscale", "mscale_all_dim", "beta_slow", "beta_fast", "alpha")
 TYPE_NAMES = {"mrope": "default", "su": "longrope"}
 
 
-def conflict(one: tuple[str, Any], two: tuple[str, Any]) -> Problem:
+def spelling_conflict(one: tuple[str, Any], two: tuple[str, Any]) -> Problem:
     """Return the problem of two spellings in config.json that differ, each a key and its value."""
     (a, x), (b, y) = one, two
     sentence = (
@@ -65,7 +65,7 @@ def conflict(one: tuple[str, Any], two: tuple[str, Any]) -> Problem:
     return Problem(a, sentence, disputed=True)
 
 
-def normalised(source: Dict, family: Family) -> Params:
+def checked_rope_dict(source: Dict, family: Family) -> Params:
     """Return a rope dict of config.json with checked values: one type key, floats as floats,
     lengths as integers."""
     kind = source.get("rope_type", str) or source.get("type", str) or "default"
@@ -137,7 +137,7 @@ def dict_conflicts(one: tuple[str, Params], other: tuple[str, Params]) -> Iterat
         if one_sided and unread:
             continue
         if not forms.agree(x, y):
-            yield conflict((f"{where}.{key}", x), (f"{elsewhere}.{key}", y))
+            yield spelling_conflict((f"{where}.{key}", x), (f"{elsewhere}.{key}", y))
 
 
 def scalar_conflicts(
@@ -148,7 +148,7 @@ def scalar_conflicts(
     inside = [(f"{where}.{key}", params[key]) for where, params in given if key in params]
     for one, two in itertools.pairwise(inside + beside):
         if not forms.agree(one[1], two[1]):
-            yield conflict(one, two)
+            yield spelling_conflict(one, two)
 
 
 def follows_from_lengths(longrope: Params, target: int) -> bool:
@@ -188,7 +188,9 @@ def _stated_outside_dicts(text: TextConfig, paths: tuple[str, ...]) -> list[tupl
 
 def _given_rope_dicts(text: TextConfig, *sources: Dict | None) -> list[tuple[str, Params]]:
     """Return the rope dicts of a config that hold something, each under its name."""
-    return [(s.where, normalised(s, text.row)) for s in sources if s is not None and s.values]
+    return [
+        (s.where, checked_rope_dict(s, text.row)) for s in sources if s is not None and s.values
+    ]
 
 
 def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
@@ -251,7 +253,7 @@ def _share_conflict(
         name = "rope_type is default, so partial_rotary_factor"
         read = 1.0
     if not forms.agree(read, share):
-        yield conflict((name, read), (f"{text.name(text.row.dim)} / head_dim", share))
+        yield spelling_conflict((name, read), (f"{text.name(text.row.dim)} / head_dim", share))
 
 
 def _lost_keys(
@@ -264,7 +266,7 @@ def _lost_keys(
     for key in ("rope_theta", "partial_rotary_factor"):
         if key in ignored and not forms.agree(ignored[key], current.get(key, above or 1.0)):
             read = f"{key} beside {winner}, which is read instead,"
-            yield conflict((f"{loser}.{key}", ignored[key]), (read, current.get(key)))
+            yield spelling_conflict((f"{loser}.{key}", ignored[key]), (read, current.get(key)))
 
 
 def _refuse_nested(sources: list[Dict]) -> None:

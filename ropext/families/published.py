@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ropext.families.config import packaged
+from ropext.families.config import packaged_facts
 from ropext.families.model import Model
 from ropext.scaling import forms
 from ropext.scaling.rope import RopeSite, Spectrum
@@ -193,7 +193,7 @@ class Published:
 
 def recipe_of(model: Model) -> Published | None:
     """Return the recipe in published.json of this model's authors, if it is known."""
-    for entry in packaged("published.json"):
+    for entry in packaged_facts("published.json"):
         others = tuple(Witness(**other) for other in entry.get("others", ()))
         recipe = Published(**(entry | {"others": others}))
         if recipe.fits(model):

@@ -97,7 +97,9 @@ def departures_from_stock(
                 f"the one rope_theta of {theta:g} in all layers"
             )
     if out:
-        stock = f"[authors-code] transformers {config.version()} differs from the authors here"
+        stock = (
+            f"[authors-code] transformers {config.census_version()} differs from the authors here"
+        )
         out = [f"{stock}: {difference}" for difference in out]
     return out, tuple(built.values())
 

@@ -25,7 +25,7 @@ from ropext.base.errors import ConfigError, InputError, ProofFailed
 from ropext.base.jsontext import Json, JsonObject, digest, dump, write_json
 from ropext.base.narration import tell_listener
 from ropext.base.systems import user_cache
-from ropext.families.config import UnknownType, census, locate, unknown
+from ropext.families.config import UnknownType, census, locate, unknown_type_message
 from ropext.families.described import Described, Numbers, is_remembered, remember_facts
 
 CHILD = Path(__file__).parents[1] / "verifying/proof/child.py"
@@ -96,7 +96,7 @@ def describe_unknown_types(config: JsonObject) -> None:
         lacks = "none is installed"
         if here:
             lacks = f"installed is {here}, which lacks it too"
-        raise InputError(unknown(kind, lacks))
+        raise InputError(unknown_type_message(kind, lacks))
     answer = _answer_about_config(config, kind)
     facts = {}
     for name, each in answer["types"].items():

@@ -7,7 +7,7 @@ from published import CONFIGS, LLAMA, RECIPES, config
 
 from ropext import families
 from ropext.base.errors import NotExpressible
-from ropext.families.config import packaged
+from ropext.families.config import packaged_facts
 from ropext.families.table import FAMILIES
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
@@ -195,7 +195,7 @@ def test_a_model_of_similar_shape_gets_no_note_about_its_authors():
 
 
 def test_every_recipe_names_its_source():
-    entries = packaged("published.json")
+    entries = packaged_facts("published.json")
     assert len([entry for entry in entries if "card" not in entry]) == len(RECIPES) == 12
     others = [other for entry in entries for other in entry.get("others", ())]
     assert all("https://" in one["source"] for one in [*entries, *others])

@@ -668,5 +668,5 @@ def test_an_unknown_type_names_both_versions():
     with pytest.raises(InputError) as caught:
         stock.describe_unknown_types(BASE | {"model_type": "lama"})
     said = str(caught.value)
-    assert f"those of transformers {config_room.version()}" in said
+    assert f"those of transformers {config_room.census_version()}" in said
     assert f"(installed is {transformers.__version__}, which lacks it too)" in said

@@ -10,7 +10,7 @@ from ropext.families.described import forget
 @contextmanager
 def hidden(*kinds: str) -> Iterator[None]:
     """Let the census, its defaults and the table of families lack these types."""
-    defaults = config.packaged("defaults.json")
+    defaults = config.packaged_facts("defaults.json")
     tables = (config.census(), defaults["types"], defaults["composites"], table.FAMILIES)
     taken = [{kind: held.pop(kind) for kind in kinds if kind in held} for held in tables]
     three_axes = table.MROPE

@@ -175,7 +175,7 @@ def reads_exactly(loader: str, readings: Iterable[LoaderReading]) -> bool:
     return False
 
 
-def described(kind: str) -> str:
+def kind_in_words(kind: str) -> str:
     """Return words for the content of a config of this kind in the loader table."""
     return loader_table()["kinds"][kind]
 
@@ -266,7 +266,7 @@ def _cell_for_dict(cell: TableCell | None, kind: str, params: Params) -> TableCe
     """Return the cell of the loader table for this very rope dict: "same" can depend on keys that
     other people omit."""
     if cell is None:
-        return TableCell("not measured", f"{described(kind)}: not run in it")
+        return TableCell("not measured", f"{kind_in_words(kind)}: not run in it")
     if not cell.needs:
         return cell
     is_met, lack = NEEDS[cell.needs]
@@ -377,7 +377,7 @@ def unmeasured(name: str, family: str, params: Params, *, model_type: str | None
     if not cells or not missing:
         parts = [f"{column}: {known} was not run in it"]
     else:
-        parts = [f"{column}: of {known}, {described(missing[0])} was not run"]
+        parts = [f"{column}: of {known}, {kind_in_words(missing[0])} was not run"]
         plain = cells.get(str(params["rope_type"]))
         if plain is not None:
             parts.append(f"its plain {params['rope_type']} was ({plain.verdict})")
