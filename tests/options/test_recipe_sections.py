@@ -17,10 +17,10 @@ from ropext.pipeline.recipe import (
     SECTIONS,
     Recipe,
     RecipeSource,
-    make,
     options_by_key,
-    parse,
-    schema,
+    parse_recipe,
+    recipe_from_source,
+    recipe_schema,
 )
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2}}
@@ -98,7 +98,7 @@ def test_every_key_means_the_same_in_a_file_and_on_the_command_line(section, key
     def read(text, *words):
         text = f"model: m\n{text}\n" + ("" if section == "extend" else "extend: {}\n")
         try:
-            found = make(RecipeSource("r.yaml", parse(text, "r.yaml")), words)
+            found = recipe_from_source(RecipeSource("r.yaml", parse_recipe(text, "r.yaml")), words)
         except RopextError as error:
             return str(error).rpartition(": ")[2]
         return getattr(getattr(found, section), options_by_key(section)[key])
@@ -107,7 +107,7 @@ def test_every_key_means_the_same_in_a_file_and_on_the_command_line(section, key
     rest = "" if section == "extend" or key == "data" else "data: d, "
     written = read(f"{section}: {{{rest}{key}: {value}}}")
     assert written == read(f"{section}: {{{rest}}}", f"{section}.{key}={value}")
-    assert key in schema()["$defs"][SECTIONS[section].__name__]["properties"]
+    assert key in recipe_schema()["$defs"][SECTIONS[section].__name__]["properties"]
 
 
 def test_options_and_a_file_make_the_same_job(tmp_path):
@@ -218,7 +218,7 @@ def test_a_name_is_a_bundled_recipe_if_there_is_no_such_file(tmp_path, monkeypat
 
 
 def test_the_schema_describes_each_key_as_the_reader_accepts_it():
-    made = schema()
+    made = recipe_schema()
     assert json.loads(json.dumps(made)) == made
     assert made["additionalProperties"] is False
     assert set(made["properties"]) == set(Recipe.model_fields)

@@ -17,7 +17,7 @@ from json_schema import complaints
 from ropext.base import bundled
 from ropext.base.errors import UsageError
 from ropext.cli.app import build
-from ropext.cli.recipes import header
+from ropext.cli.recipes import recipe_header
 from ropext.files import inspecting
 from ropext.pipeline.checked_recipe import open_recipe
 from ropext.pipeline.public import run
@@ -44,7 +44,7 @@ def test_the_bundled_recipes_are_the_listed_ones():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_states_its_purpose(path):
-    told = header(path)
+    told = recipe_header(path)
     assert set(told) == {"what for", "needs", "command", "run"}
     asked = open_recipe(path)
     if asked.model == "ropext://demo":
@@ -82,7 +82,7 @@ def test_the_qwen_recipe_equals_its_authors_documentation():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipes_command_parses(path):
-    text = header(path)["command"]
+    text = recipe_header(path)["command"]
     words = [shlex.split(part, comments=True) for part in _commands(text)]
     group = typer.main.get_command(build())
     assert words
