@@ -1,7 +1,7 @@
 """Define `ropext eval MODEL --data DATA`, and for a running server `ropext eval --endpoint URL`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,6 @@ from ropext.options.fields import flag
 
 if TYPE_CHECKING:
     from ropext.base.table import Format, Table
-    from ropext.results.gates import Gate
     from ropext.results.measurement import Measurement
 
 Model = Annotated[
@@ -107,6 +106,7 @@ def command(
                 )
         from ropext.endpoint.plan import plan_lines
         from ropext.pipeline import server_evaluation
+        from ropext.results.rundir import judge_gates
 
         plan = server_evaluation.plan_server_evaluation(given, model, gates, output)
         if dry_run:
@@ -117,7 +117,8 @@ def command(
             done = server_evaluation.evaluate_server(
                 plan, output, call_of(out, force=force, stop=stop)
             )
-        _print_measurement(out, done, gates, _printed_server(done), table_format)
+        done = replace(done, gates=judge_gates(done, gates))
+        _print_measurement(out, done, _printed_server(done), table_format)
         return
     if model is None:
         raise UsageError("give MODEL, or a running server by --endpoint URL")
@@ -138,7 +139,7 @@ def command(
             done = job.make(output, call)
     if is_main():
         printed = _printed_models(done, full, table_format)
-        _print_measurement(out, done, gates, printed, table_format)
+        _print_measurement(out, done, printed, table_format)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,6 @@ def _printed_server(done: "Measurement") -> PrintedMeasurement:
 def _print_measurement(
     out: Out,
     done: "Measurement",
-    gates: "tuple[Gate, ...]",
     printed: PrintedMeasurement,
     table_format: "Format | None",
 ) -> None:
@@ -198,14 +198,13 @@ def _print_measurement(
     from ropext.results import rundir
     from ropext.results.report.gates import failed_gate_lines, gate_table
 
-    outcomes = rundir.judge_gates(done, gates)
-    judged = with_rows([gate_table(outcomes)])
-    lines = failed_gate_lines(outcomes)
+    judged = with_rows([gate_table(done.gates)])
+    lines = failed_gate_lines(done.gates)
     lines += printed.lines
     if table_format is not None:
         out.tables(printed.shown, lines, table_format)
     else:
-        data = done.results | {"gates": outcomes}
+        data = done.results | {"gates": done.gates}
         out.result(verdict_first(lines, [*printed.shown, *judged]), data)
     if done.resumed:
         out.say(printed.resumed.format(done.resumed))
@@ -213,4 +212,4 @@ def _print_measurement(
         out.say(f"report: {done.path / 'report.html'}")
     verdicts = "".join(f"- {escape(line)}\n" for line in lines)
     out.summarise(f"{verdicts}\n{as_markdown([*printed.every, *judged])}\n")
-    rundir.raise_if_gates_failed(outcomes)
+    rundir.raise_if_gates_failed(done.gates)

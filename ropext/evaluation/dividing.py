@@ -9,7 +9,6 @@ from pathlib import Path
 from ropext.base.atomic import write_text
 from ropext.base.errors import InputError
 from ropext.base.lengths import length_text
-from ropext.base.narration import Call
 from ropext.evaluation.corpus import (
     MOST_TOKENS,
     DistinctTexts,
@@ -20,9 +19,6 @@ from ropext.evaluation.corpus import (
 )
 from ropext.evaluation.corpus.selection import NO_LIMIT
 from ropext.evaluation.documents import source_of
-from ropext.files.checkpoint import Snapshot
-from ropext.models.load import silenced
-from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
 from ropext.results.overlap import training_documents
 from ropext.results.values import FEWEST_DOCUMENTS
@@ -39,15 +35,6 @@ class Divided:
     chosen: list[Document]  # they reach the target and choose the method
     judged: list[Document]  # they give the verdict; none if other documents do
     short: list[Document]  # they do not reach the target, and can be trained on
-
-
-def encoder_of(
-    snapshot: Snapshot, vocabulary: int | None, seed: int, call: Call
-) -> DocumentEncoder:
-    """Return the encoder that turns documents into tokens of a model."""
-    with silenced():
-        tokenizer = load_tokenizer(snapshot, call.trust_remote_code)
-    return DocumentEncoder(tokenizer, vocabulary, seed)
 
 
 def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges: bool) -> Divided:

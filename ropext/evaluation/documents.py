@@ -20,6 +20,10 @@ from ropext.evaluation.corpus import (
 )
 from ropext.evaluation.corpus.selection import REMEDY, WINDOWS
 from ropext.evaluation.lineup import Lineup
+from ropext.evaluation.variants import in_memory_model_of
+from ropext.files.checkpoint import Snapshot
+from ropext.models.load import silenced
+from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate, Measuring
 from ropext.results import EXTENDED
 from ropext.results.values import FEWEST_DOCUMENTS
@@ -48,6 +52,19 @@ class DocumentWords:
 
 
 AS_EVAL = DocumentWords()
+
+
+def encoder_of(snapshot: Snapshot, options: Measuring, trust_remote_code: bool) -> DocumentEncoder:
+    """Return the encoder that turns documents and questions into a model's tokens, for an
+    evaluation or for a choice of methods."""
+    held = in_memory_model_of(snapshot)
+    with silenced():
+        tokenizer = held.tokenizer if held else load_tokenizer(snapshot, trust_remote_code)
+    config = snapshot.config
+    vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
+    encoder.template_args = options.template_args
+    return encoder
 
 
 def settle_documents(

@@ -79,7 +79,7 @@ class Evaluation:
     protocol: Protocol
     warnings: tuple[str, ...]
     overlaps: Mapping[str, Overlap]  # for the variants that were trained, by label
-    gates: Sequence[Gate] = ()  # shown in the report
+    gates: Sequence[Gate] = ()  # judged on the numbers
     losses: Path | None = None  # a parquet file for the loss of every token
 
     def check(self, output: Path, call: Call) -> None:
@@ -131,6 +131,7 @@ class Evaluation:
             stack.enter_context(silenced())
             done = evaluation._measure(place, hooks)
             if rank == 0:
+                done = replace(done, gates=rundir.judge_gates(done, self.gates))
                 self._write(done)
         return done
 
@@ -292,7 +293,7 @@ class Evaluation:
             texts = ((document.name, document.ids) for document in corpus.documents)
             rundir.write_losses(self.losses, texts, done)
         if done.path is not None:
-            write_report(done, self.gates)
+            write_report(done)
 
 
 def _check_stop(hooks: Hooks) -> None:

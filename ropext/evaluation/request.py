@@ -12,23 +12,20 @@ from ropext.base.inputs import inner_model_argument, model_name
 from ropext.base.locks import check_unlocked
 from ropext.base.narration import Call
 from ropext.evaluation import harness
-from ropext.evaluation.corpus import DocumentEncoder, require_data
+from ropext.evaluation.corpus import require_data
 from ropext.evaluation.documents import (
     AS_EVAL,
     DocumentWords,
     build_questions,
+    encoder_of,
     settle_documents,
     source_of,
 )
 from ropext.evaluation.evaluation import Evaluation
 from ropext.evaluation.lineup import Lineup, line_up, overlaps_of
-from ropext.evaluation.variants import in_memory_model_of
 from ropext.evaluation.workload import NEXT_TOKEN, Prediction, Workload, checked_prediction
-from ropext.files.checkpoint import Snapshot
 from ropext.models.dequantising import dequantised_directory
-from ropext.models.load import silenced
 from ropext.models.patching import base_model
-from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import places_read
 from ropext.results import BASE
@@ -153,7 +150,7 @@ def prepare(
     if options.lm_eval:
         harness.check(options.lm_eval)
     last = lineup.variants[-1].snapshot
-    encoder = _encoder_of(last, options, trust_remote_code)
+    encoder = encoder_of(last, options, trust_remote_code)
     prediction: Prediction = NEXT_TOKEN
     if lineup.masked:
         prediction = checked_prediction(options, encoder, last.name)
@@ -193,15 +190,3 @@ def prepare(
         overlaps=overlaps,
         gates=gates,
     )
-
-
-def _encoder_of(snapshot: Snapshot, options: Evaluate, trust_remote_code: bool) -> DocumentEncoder:
-    """Return the encoder of documents and questions for a model."""
-    held = in_memory_model_of(snapshot)
-    with silenced():
-        tokenizer = held.tokenizer if held else load_tokenizer(snapshot, trust_remote_code)
-    config = snapshot.config
-    vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
-    encoder.template_args = options.template_args
-    return encoder

@@ -7,7 +7,8 @@ from ropext.base.jsontext import JsonObject
 from ropext.base.lengths import forward_tokens, short_windows
 from ropext.base.narration import Call
 from ropext.evaluation.corpus import Document, DocumentEncoder
-from ropext.evaluation.dividing import divide, encoder_of
+from ropext.evaluation.dividing import divide
+from ropext.evaluation.documents import encoder_of
 from ropext.evaluation.measured_plan import (
     MethodComparison,
     closed_forms,
@@ -125,7 +126,7 @@ def plan_choice(recipe: Recipe, call: Call) -> PlannedChoice:
     place = str(recipe.extend.data)
     texts = {"data": place, "lengths": (example.target,)}
     reading = recipe.evaluate_options(texts).changed(**texts)
-    encoder = encoder_of(snapshot, example.model.vocab_size, reading.seed, call)
+    encoder = encoder_of(snapshot, reading, call.trust_remote_code)
     has_judges = recipe.evaluate is not None and bool(recipe.evaluate.data)
     documents = divide(reading, encoder, example.target, has_judges)
     made = PlannedChoice(

@@ -196,7 +196,6 @@ def evaluate(
     from ropext.evaluation.request import EvaluationRequest, named_or_held
     from ropext.pipeline.python_results import Evaluated
     from ropext.results.gates import read_gates
-    from ropext.results.rundir import judge_gates
 
     call = Call(Hooks(say, show, stop), (), force, trust_remote_code)
     place = None if output is None else from_home(output)
@@ -207,8 +206,7 @@ def evaluate(
         measured, Evaluate(**options), revision, conditions, kept, tokenizer, labels or {}
     )
     with request.prepared(place, call) as job:
-        done = job.make(place, call)
-        return Evaluated.of(done, tuple(judge_gates(done, conditions)))
+        return Evaluated.of(job.make(place, call))
 
 
 @public()

@@ -36,10 +36,8 @@ DONE = "done"
 class Evaluated(Result, Measurement):
     """The measurement that `evaluate` returns, with its tables and the verdicts of its gates."""
 
-    gates: Sequence[Outcome] = ()
-
     @classmethod
-    def of(cls, measured: Measurement, gates: Sequence[Outcome] = ()) -> "Evaluated":
+    def of(cls, measured: Measurement) -> "Evaluated":
         """Return the result that `ropext.evaluate` and `ropext.open` give to Python. It adds tables
         and the verdicts of gates to a measurement."""
         return cls(
@@ -51,7 +49,7 @@ class Evaluated(Result, Measurement):
             measured.path,
             measured.resumed,
             measured.own_base,
-            gates,
+            measured.gates,
         )
 
     @worded_for_python

@@ -21,6 +21,7 @@ from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import Json, JsonObject, digest, fields_of, values_json, write_json
 from ropext.base.lengths import length_text
 from ropext.results import BASE, EXTENDED, SCHEMA
+from ropext.results.gates import Outcome
 from ropext.results.metrics import (
     DOCUMENTS,
     ReadText,
@@ -110,6 +111,7 @@ class Measurement:
     path: Path | None = None
     resumed: int = 0
     own_base: str = field(default="", repr=False)  # in a comparison that shows its base
+    gates: Sequence[Outcome] = field(default=(), repr=False)  # judged on these numbers
 
     @property
     def readings(self) -> dict[str, Reading]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ropext.base.atomic import write_bytes
 from ropext.base.table import with_rows
-from ropext.results import BASE, rundir
-from ropext.results.gates import Gate
+from ropext.results import BASE
 from ropext.results.measurement import Measurement
 from ropext.results.perplexity import LossStatistics, Reading, Span
 from ropext.results.report import html, plots, tables
@@ -29,17 +28,16 @@ PAIRED = f"difference on the same tokens; {BANDS}"
 WAVELENGTHS = "Wavelength of each rotary pair"
 
 
-def write_report(run: Measurement, gates: Sequence[Gate] = ()) -> None:
+def write_report(run: Measurement) -> None:
     """Write report.md, report.html and plots/*.png of a finished run into its folder."""
     assert run.path is not None  # it was kept
-    outcomes = rundir.judge_gates(run, gates)
     models = dict.fromkeys(run.manifest["names"]["models"].values())
-    shown = [gate_table(outcomes)]
+    shown = [gate_table(run.gates)]
     shown += tables.evaluation_tables(run)
     page = Page(
         title=f"ropext eval: {', '.join(models)}",
         subtitle=_subtitle(run),
-        verdicts=failed_gate_lines(outcomes) + tables.verdict_lines(run),
+        verdicts=failed_gate_lines(run.gates) + tables.verdict_lines(run),
         warnings=run.facts.warnings,
         tables=with_rows(shown),
         details=json.dumps(run.manifest, indent=1, ensure_ascii=False),
