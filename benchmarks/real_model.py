@@ -153,7 +153,7 @@ def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     read = Variant(variant, kind, open_snapshot(str(loaded.name_or_path)), config)
     read_of = partial(read_unit, reads=reads, scorer=scorer)
     read_units(read_of, reads.units(read), store, Progress())
-    reading = reads.reading(read, store)
+    reading = reads.measured([read], {read.label: store}).readings[read.label]
     longest = max(reading.passes)
     nll = np.nan_to_num(reading.passes[longest][0].astype(np.float64))
     window = CONTEXT if short else models.length

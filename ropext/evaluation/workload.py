@@ -44,7 +44,6 @@ from ropext.results.perplexity import (
     MASK_STRIDE,
     LossStatistics,
     MeasuredDocuments,
-    Reading,
     Scoring,
 )
 from ropext.results.retrieval import ItemScore
@@ -267,10 +266,6 @@ class Workload:
         """Count the forward tokens of a variant over its documents and questions."""
         return sum(unit.tokens for unit in self.units(variant))
 
-    def reading(self, variant: Variant, store: Store) -> Reading:
-        """Return the losses of the documents from the variant's store."""
-        return store.reading(variant.label, variant.regimes(self.frame), self.hashes)
-
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
         """Return the scores of the questions from the variant's store, in a fixed order."""
         rows = [row for _, name in self._groups[variant.reads_short] for row in store.get(name)]
@@ -288,16 +283,19 @@ class Workload:
                     size: [store.get(loss_file_name(f"stride-{size}", one)) for one in self.hashes]
                     for size in self.frame.lengths
                 }
+            reading = None
             divergence = None
             agreement = None
-            if self.documents and self.against is not None and not variant.reads_short:
-                key = against_key(self.frame, self.against)
+            if self.documents:
                 regimes = variant.regimes(self.frame)
-                compared = store.compared(variant.label, key, regimes, self.hashes)
-                divergence, agreement = compared
+                reading = store.reading(variant.label, regimes, self.hashes)
+                if self.against is not None and not variant.reads_short:
+                    key = against_key(self.frame, self.against)
+                    compared = store.compared(variant.label, key, regimes, self.hashes)
+                    divergence, agreement = compared
             models[variant.label] = MeasuredModel(
                 variant.kind,
-                self.reading(variant, store) if self.documents else None,
+                reading,
                 tuple(self.answers(variant, store)),
                 strides=strides,
                 divergence=divergence,

@@ -44,7 +44,7 @@ from ropext.results.measurement import (
     Store,
     check_labels,
     join_measurements,
-    write_array,
+    loss_file_name,
 )
 from ropext.results.metrics import is_of_rounding
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
@@ -73,7 +73,7 @@ def write_documents(path: Path, documents: MeasuredDocuments, longest: int) -> N
     ):
         by_length = {str(length): digest for length, digest in hashes.items()}
         rows.append({"name": name, "hashes": by_length})
-        write_array(_bytes_file(path, hashes[longest]), counts.astype(np.int32))
+        Store(path).put(_bytes_file_name(hashes[longest]), counts.astype(np.int32))
     write_json(path / DOCUMENTS, rows)
 
 
@@ -331,25 +331,24 @@ def _read_documents(path: Path, frame: LossStatistics) -> MeasuredDocuments:
     """Return the documents of documents.json with the number of bytes of each of their tokens."""
     names = list[str]()
     prefix_hashes = list[Mapping[int, str]]()
-    files = list[Path]()
+    files = list[str]()
     with _naming_damage(path / DOCUMENTS):
         for row in read_json(path / DOCUMENTS):
             hashes = {int(length): digest for length, digest in row["hashes"].items()}
             names.append(row["name"])
             prefix_hashes.append(hashes)
-            files.append(_bytes_file(path, hashes[frame.longest]))
+            files.append(_bytes_file_name(hashes[frame.longest]))
     token_bytes = list[npt.NDArray[np.int64]]()
     with _naming_damage(path):
         for file in files:
-            # Mapped: a header that claims more than its file holds is refused, not allocated.
-            token_bytes.append(np.load(file, mmap_mode="r").astype(np.int64))
+            token_bytes.append(Store(path).get(file).astype(np.int64))
     return MeasuredDocuments(tuple(names), tuple(prefix_hashes), tuple(token_bytes))
 
 
-def _bytes_file(path: Path, document_hash: str) -> Path:
-    """Return the path of the file in a run with the number of bytes of each token of a
+def _bytes_file_name(document_hash: str) -> str:
+    """Return the name in a run of the .npy file with the number of bytes of each token of a
     document."""
-    return path / "documents" / f"{document_hash[:32]}.npy"
+    return loss_file_name("documents", document_hash)
 
 
 @dataclass(frozen=True)

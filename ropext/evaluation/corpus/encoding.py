@@ -49,8 +49,6 @@ class Fingerprint:
 
     def cut(self, share: float) -> "Fingerprint":
         """Return a document's fingerprint for the first `share` of the part that a model reads."""
-        if share >= 1:
-            return self
         inside = self.places < share
         return Fingerprint(self.contents, self.passages[inside], self.places[inside] / share)
 
@@ -133,12 +131,14 @@ class Document:
 
     def cut(self, length: int) -> "Document":
         """Return the document's first `length` tokens."""
+        if length >= len(self.ids):
+            return self
         return replace(
             self,
             ids=self.ids[:length],
             scored=None if self.scored is None else self.scored[:length],
             token_bytes=self.token_bytes[:length],
-            fingerprint=self.fingerprint.cut(length / max(1, len(self.ids))),
+            fingerprint=self.fingerprint.cut(length / len(self.ids)),
         )
 
     def mask(self) -> Flags:

@@ -128,65 +128,66 @@ def headline_table(run: Measurement) -> Table:
     note += f"; {HALF}"
     if name != "tail":
         note = run.facts.protocol_text
-    return table_of_values(
-        titles[name],
-        note,
-        _model_rows(run),
-        columns_at_lengths(name, run.frame.lengths, value_cell),
-    )
+    return _metric_table(run, titles[name], note, name)
 
 
 def text_tables(run: Measurement) -> list[Table]:
     """Return all tables of an evaluation's report about text, the headline first."""
-    lengths = run.frame.lengths
-    rows = _model_rows(run)
-    gain = table_of_values(
-        "Gain over truncation (nats per token)",
-        "loss of the base on truncated text minus loss of this model, on the same tokens; below 0, "
-        "truncating the text is better",
-        rows,
-        columns_at_lengths("gain", lengths, nats_cell),
-    )
-    cumulative = table_of_values(
-        "Cumulative perplexity (over all tokens before each length)",
-        "most papers print this; it includes early tokens and hides failures at the end",
-        rows,
-        columns_at_lengths("cumulative", lengths, value_cell),
-    )
-    columns = columns_at_lengths("bpb", lengths, _four_digit_cell)
-    per_byte = table_of_values("Bits per byte", "comparable across tokenizers", rows, columns)
-    rounding = table_of_values(
-        "Loss increase because the KV cache is rounded (nats per token)",
-        "loss of the model with its K and V rounded as an engine stores them, minus the loss of "
-        "the same model without rounding, on the same tokens",
-        rows,
-        columns_at_lengths("rounding", lengths, nats_cell),
-    )
-    divergence = table_of_values(
-        "Divergence from the base (nats per token)",
-        "KL(base || model) of the next token, the base on truncated text, over the last "
-        f"{run.frame.tail} tokens before each length; beyond its context the base sees less text",
-        rows,
-        columns_at_lengths("kl", lengths, _four_digit_cell),
-    )
-    agreement = table_of_values(
-        "Same choice of the next token as the base (share of tokens)",
-        "over the same tokens",
-        rows,
-        columns_at_lengths("agreement", lengths, value_cell),
-    )
     return [
         headline_table(run),
         factor_table(run),
-        gain,
+        _metric_table(
+            run,
+            "Gain over truncation (nats per token)",
+            "loss of the base on truncated text minus loss of this model, on the same tokens; "
+            "below 0, truncating the text is better",
+            "gain",
+            nats_cell,
+        ),
         summary_table(run),
-        cumulative,
-        per_byte,
-        rounding,
-        divergence,
-        agreement,
+        _metric_table(
+            run,
+            "Cumulative perplexity (over all tokens before each length)",
+            "most papers print this; it includes early tokens and hides failures at the end",
+            "cumulative",
+        ),
+        _metric_table(
+            run, "Bits per byte", "comparable across tokenizers", "bpb", _four_digit_cell
+        ),
+        _metric_table(
+            run,
+            "Loss increase because the KV cache is rounded (nats per token)",
+            "loss of the model with its K and V rounded as an engine stores them, minus the loss "
+            "of the same model without rounding, on the same tokens",
+            "rounding",
+            nats_cell,
+        ),
+        _metric_table(
+            run,
+            "Divergence from the base (nats per token)",
+            "KL(base || model) of the next token, the base on truncated text, over the last "
+            f"{run.frame.tail} tokens before each length; beyond its context the base sees less "
+            "text",
+            "kl",
+            _four_digit_cell,
+        ),
+        _metric_table(
+            run,
+            "Same choice of the next token as the base (share of tokens)",
+            "over the same tokens",
+            "agreement",
+        ),
         _position_table(run),
     ]
+
+
+def _metric_table(
+    run: Measurement, title: str, note: str, metric: str, written: Written = value_cell
+) -> Table:
+    """Return the report's table of one metric of text: a row for each model, a column for each
+    length."""
+    columns = columns_at_lengths(metric, run.frame.lengths, written)
+    return table_of_values(title, note, _model_rows(run), columns)
 
 
 def _four_digit_cell(value: Value | None) -> str:
