@@ -131,7 +131,7 @@ class Evaluation:
             stack.enter_context(silenced())
             done = evaluation._measure(place, hooks)
             if rank == 0:
-                done = replace(done, gates=rundir.judge_gates(done, self.gates))
+                done = replace(done, gates=tuple(rundir.judge_gates(done, self.gates)))
                 self._write(done)
         return done
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from ropext.evaluation.corpus import DocumentEncoder
+from ropext.evaluation.documents import encoder_of
+from ropext.files.checkpoint import open_snapshot
+from ropext.options.evaluate import Evaluate
 from ropext.tasks import find_task
 from ropext.tasks.asking import sentences
 
@@ -83,3 +86,10 @@ def test_a_prompt_has_the_tokens_that_stock_gives(family, monkeypatch):
     bos = [] if encoder.bos is None else [encoder.bos]
     assert bos + list(item.prompt) == stock["input_ids"]
     assert len(stock["input_ids"]) > 1000
+
+
+def test_a_choice_of_methods_renders_conversations_with_the_arguments_of_the_template():
+    options = Evaluate(tasks=("vt",), chat=True, chat_args=("enable_thinking=false",))
+    encoder = encoder_of(open_snapshot("ropext://demo"), options, trust_remote_code=False)
+    encoder.tokenizer.chat_template = "{{ enable_thinking }}"
+    assert encoder.converse([{"role": "user", "content": "a"}]) == "False"

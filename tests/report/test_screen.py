@@ -92,7 +92,7 @@ def test_a_refused_plan_says_why_first():
 @pytest.mark.parametrize("config", [configs.LLAMA31, configs.DEEPSEEK_V3])
 def test_the_plan_of_an_extended_model_is_one_screen_too(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    read = inspecting.serving(str(tmp_path))
+    read = inspecting.read_unchanged(inspecting.open_model(str(tmp_path)))
     shown = served_screen(read)
     assert rows(shown) <= 26, shown
     assert shown.splitlines()[0] == text.served_details(read).splitlines()[0]
