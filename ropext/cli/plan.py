@@ -132,15 +132,14 @@ def _print_memory_fit(
     """Print which length fits into the memory of `ropext plan --memory`, after the plan if one was
     requested."""
     from ropext.files import inspecting
-    from ropext.files.inspecting.memory import memory_fit
     from ropext.results.report.memory import memory_text
 
     if not given:
-        fit = memory_fit(model, room, revision=revision)
+        fit = inspecting.memory_fit(model, room, revision=revision)
         out.result(memory_text(fit), {"model": model} | fit.to_json())
         return
     made = inspecting.plan(model, revision=revision, **given)
-    fit = memory_fit(model, room, length=made.target, revision=revision)
+    fit = inspecting.memory_fit(model, room, length=made.target, revision=revision)
     body = f"{_printed_plan(made, details)}\n\n{memory_text(fit)}"
     out.result(body, made.to_json() | {"memory": fit.to_json()})
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from gguf_files import making
 
-from ropext.files.inspecting.memory import memory_fit
+from ropext.files.inspecting import memory_fit
 from ropext.options.memory import CACHE_NAMES, MemoryOptions, memory_bytes
 from ropext.planning.memory import CACHE_TYPES
 
@@ -57,7 +57,7 @@ def test_the_longest_length_is_the_last_step_that_fits(tmp_path, cache, parallel
     one = parallel * VALUES * BYTES[cache]
     assert row.longest % 256 == 0
     assert row.longest * one <= room < (row.longest + 256) * one
-    assert found.holds(row)
+    assert row.fits
 
 
 def test_a_window_takes_its_window_and_no_more(tmp_path):

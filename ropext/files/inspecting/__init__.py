@@ -6,6 +6,7 @@ This is separate from the pipeline so that these commands start at once.
 from ropext.files.inspecting.model import (
     Inspection,
     inspect,
+    memory_fit,
     naming_config,
     open_model,
     plan,
@@ -21,6 +22,7 @@ __all__ = [
     "Served",
     "gate",
     "inspect",
+    "memory_fit",
     "naming_config",
     "open_model",
     "plan",

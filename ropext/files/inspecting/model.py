@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from ropext.files.schemes.inspection import PositionFacts
+    from ropext.options.memory import MemoryOptions
+    from ropext.planning.memory import MemoryFit
 
 
 def open_given(
@@ -352,3 +354,23 @@ def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str
             f"ropext.json; theta {rope.theta:,g} may have been raised already, and its original is "
             "not known"
         )
+
+
+def memory_fit(
+    model: str | Path, options: "MemoryOptions", *, length: int | None = None, revision: str | None
+) -> "MemoryFit":
+    """Return which lengths of a model fit into a memory, counted from its config and weight files;
+    `length` is checked, or the model's context."""
+    from ropext.options.memory import memory_bytes  # late: only `plan --memory` needs these
+    from ropext.planning.memory import fit_memory
+
+    if options.memory is None:
+        raise UsageError("--memory SIZE is needed, e.g. --memory 12G")
+    snapshot = open_model(model, revision=revision)
+    if read_positions(snapshot.config) is not None:
+        raise UsageError(f"--memory knows models that rotate, and {model} does not")
+    with naming_config(snapshot):
+        read = snapshot.as_read()
+    memory = memory_bytes(options.memory)
+    carrier = snapshot.carries(read)
+    return fit_memory(carrier, length or read.context, memory, snapshot.weight_bytes, options)

@@ -37,7 +37,7 @@ def _memory_verdict(fit: MemoryFit) -> str:
         return f"the size of the KV cache is not known: {fit.unknown}"
     if fit.room is None:
         return f"not known whether {fit.length:,} tokens fit: there are no weights here to count"
-    holding = [row.cache for row in fit.rows if fit.holds(row)]
+    holding = [row.cache for row in fit.rows if row.fits]
     memory = bytes_text(fit.memory)
     several = _sequences_remark(fit)
     if not holding:
