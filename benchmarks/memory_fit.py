@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ropext.files.inspecting.memory import memory_fit
+from ropext.files.inspecting import memory_fit
 from ropext.options.memory import MemoryOptions
 
 LOADERS = Path(__file__).parents[1] / "scripts/loaders"

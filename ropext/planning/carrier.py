@@ -131,9 +131,9 @@ class Carrier:
         return self.in_transformers and self.model.mrope
 
     @property
-    def place_in_words(self) -> str:
-        """Return words for the place that would have to carry a spectrum, for the refusal of a
-        plan."""
+    def place_for_refusal(self) -> str:
+        """Return words for the rope types that would have to carry a planned spectrum, for the
+        refusal of a plan."""
         model = self.model
         return f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
 
@@ -284,7 +284,7 @@ class Carrier:
         )
         readings = read(v5_only="rope_parameters" in text and "rope_scaling" not in text)
         if model.conflicts:
-            agrees = _older_agrees(unextended.config, model)
+            agrees = _old_engines_agree(unextended.config, model)
             readings = _of_two_spellings(read(), read(v5_only=True), agrees)
         directory = loaders.ServedDirectory(unextended.name, model, unextended.on_hub)
         known = self.readings(main, model.context)
@@ -329,9 +329,9 @@ def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
     return {key: text[key] for key in names if key in text}
 
 
-def _older_agrees(config: dict[str, Json], model: Model) -> bool:
+def _old_engines_agree(config: dict[str, Json], model: Model) -> bool:
     """Return whether the transformers 4 spellings of an unextended config alone give the rope dicts
-    of stock transformers 5."""
+    of stock transformers 5. If so, `ropext plan` counts engines that read only these as exact."""
     older = copy.deepcopy(config)
     text_part(older, model.path).pop("rope_parameters", None)
     try:

@@ -40,7 +40,7 @@ class GgufCarrier(Carrier):
     cache = CacheRules(256, 512, ("f16", "q8_0", "q4_0"), by_slots=True)
 
     @property
-    def place_in_words(self) -> str:
+    def place_for_refusal(self) -> str:
         """Return words for the GGUF keys and tensors that would have to carry a spectrum, for the
         refusal of a plan."""
         return f"keys and tensors that llama.cpp reads of a {self.architecture} GGUF"

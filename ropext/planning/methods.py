@@ -234,8 +234,8 @@ def needs_no_scaling(model: Model) -> bool:
 
 
 def fewest_turns(ropes: Iterable[Rope]) -> float:
-    """Return the rotations of the slowest rotating pair inside the context; 0 if none rotates. A
-    plan needs no method if they reach YaRN's beta_fast."""
+    """Return, for the choice of a plan's method, the rotations of the slowest rotating pair inside
+    the context; 0 if none rotates. The plan needs no method if they reach YaRN's beta_fast."""
     seen = list[float]()
     for rope in ropes:
         seen += filter(None, turns(rope.spectrum, rope.context))
@@ -366,7 +366,7 @@ def loaders_by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]
 def _place_and_loaders(carrier: Carrier, names: Sequence[str]) -> str:
     """Return the clause of a refusal about the place that would have to carry a method's spectrum,
     and the loaders of --for."""
-    where = carrier.place_in_words
+    where = carrier.place_for_refusal
     if names:
         where += f" and that {_loaders_with_verb(names, 'reads')} exactly (--for {','.join(names)})"
     return where

@@ -158,7 +158,7 @@ class ExtensionPlan:
         it."""
         return []
 
-    def compared(self) -> Table:
+    def compare_methods(self) -> Table:
         """Return the plan's table that compares the methods; it has no rows if nothing
         distinguishes them."""
         return self.methods_table
@@ -389,7 +389,7 @@ class Plan(ExtensionPlan):
             attention += " (the file of pair factors sets none)" * (not given)
         return [("written as", ", ".join(written)), ("attention", attention)]
 
-    def compared(self) -> Table:
+    def compare_methods(self) -> Table:
         """Return the plan's table that compares the methods: pairs extrapolated, compression, rope
         type."""
         rows = []

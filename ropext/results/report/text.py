@@ -323,7 +323,7 @@ def plan_details(made: ExtensionPlan) -> str:
     """Write `ropext plan --details` as text."""
     parts = plan_headlines(made)
     facts = made.facts()
-    methods = made.compared()
+    methods = made.compare_methods()
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", kv_cache_text(made.kv_cache_bytes, made.target)))
     if facts:
