@@ -343,7 +343,7 @@ def test_a_change_of_the_childs_code_drops_kept_answers(monkeypatch, tmp_path):
     loaded = ["child"]
     for name in loaded:  # grows while it is read
         text = (folder / f"{name}.py").read_text("utf-8")
-        for other in re.findall(r'beside\("(\w+)"\)', text):
+        for other in re.findall(r'sibling_module\("(\w+)"\)', text):
             loaded += [] if other in loaded else [other]
     assert {*loaded} == {"child", "describing", "turning", "forward", "tensors"}
     for name in loaded:
