@@ -138,7 +138,7 @@ class Demo:
 
 
 def run(folder: Path, full: bool = False, say: Say = no_messages, show: Show = no_progress) -> Demo:
-    """Do the unfinished steps, judge the gates, and write the report."""
+    """Do the unfinished steps of `ropext demo`, judge its gates, and write its report."""
     from ropext.pipeline import running
     from ropext.pipeline.checked_recipe import open_recipe
     from ropext.pipeline.public import evaluate
@@ -202,8 +202,8 @@ def _word(item: object) -> str:
 
 
 def judge(folder: Path) -> Sequence[Outcome]:
-    """Judge the gates on the recipe's evaluation; leave out a gate that compares with a model not
-    in it."""
+    """Judge the demo's gates on its recipe's evaluation; leave out a gate that compares with a
+    model not in it."""
     done = rundir.read_run(folder / EVALUATION)
     gates = [parse_gate(text) for text in GATES]
     there = [gate for gate in gates if gate.run is None or gate.run in done.models]
@@ -211,7 +211,8 @@ def judge(folder: Path) -> Sequence[Outcome]:
 
 
 def read_models(folder: Path) -> tuple[Measurement, Numbers]:
-    """Return the whole measurement, and the numbers of each model by label."""
+    """Read both evaluations in the demo's folder; return the whole measurement, and the numbers of
+    each model by label."""
     of_recipe = rundir.read_run(folder / EVALUATION)
     in_memory = rundir.read_run(folder / "methods")
     everything = dict(in_memory.models)
@@ -227,7 +228,7 @@ def read_models(folder: Path) -> tuple[Measurement, Numbers]:
 
 
 def _values(model: MeasuredModel) -> dict[str, Value]:
-    """Return the numbers of a model, and `keys@C`."""
+    """Return the numbers of a model that the demo evaluated, and `keys@C`."""
     assert model.numbers is not None  # it was read back
     values = dict(model.numbers.metrics)
     for length, answers in group_answers(model.items, "length").items():
@@ -239,13 +240,14 @@ Rows = Mapping[str, str]  # label -> description of the model
 
 
 def rows_of(models: Numbers, steps: int) -> Rows:
-    """Return the row name of each measured model."""
+    """Return the name of each model's row in the table of `ropext demo`."""
     start = "fitted RoPE frequencies" if FITTED in models else "YaRN"
     return {label: ROWS[label].format(start=start, steps=steps) for label in models}
 
 
 def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> list[str]:
-    """Return sentences about the numbers: the verdict first, then the meaning of a failed gate."""
+    """Return the sentences that `ropext demo` prints about its numbers: the verdict first, then the
+    meaning of a failed gate."""
     truncated = models[BASE]
     perplexity = truncated[f"tail@{TARGET}"].value
     found = percent_text(truncated[f"keys@{TARGET}"].value)
@@ -283,7 +285,7 @@ def _verdict(tuned: Mapping[str, Value], truncated: Mapping[str, Value], name: s
 
 
 def _reading(values: Mapping[str, Value]) -> str:
-    """Return the model's perplexity and its share of needles found, as words."""
+    """Return the demo's words about a model: its perplexity and its share of needles found."""
     sign = values[f"gain@{TARGET}"].sign
     keys = values[f"keys@{TARGET}"].value
     turn = "but" if (sign < 0) is (keys > 0.5) else "and"
@@ -294,7 +296,7 @@ def _reading(values: Mapping[str, Value]) -> str:
 
 
 def _goal(fitted: Mapping[str, Value]) -> str:
-    """State the goal that no recorded run has reached; it is no gate."""
+    """State the demo's goal that no recorded run has reached; it is no gate."""
     behind = -fitted[f"gain@{TARGET}"].value
     reached = "and miss it, as in every recorded run" if behind > NEAR else "and do"
     return (
@@ -304,19 +306,20 @@ def _goal(fitted: Mapping[str, Value]) -> str:
 
 
 def short_table(models: Numbers, rows: Rows) -> Table:
-    """Return a table with two numbers of each model, as the README shows them."""
+    """Return the table that `ropext demo` prints, with two numbers of each model, as the README
+    shows them."""
     note = "needles found: the share of planted facts that the model repeats when asked"
     named = [(rows[label], values) for label, values in models.items()]
     return table_of_values(TITLE, note, named, SHORT_COLUMNS)
 
 
 def table(models: Numbers) -> Table:
-    """Return the table of all models, with error bars."""
+    """Return the table of all models in the report of `ropext demo`, with error bars."""
     return table_of_values(TITLE, NOTE, models.items(), COLUMNS)
 
 
 def _write(demo: Demo) -> None:
-    """Write report.html, report.md and the pictures, an overview first."""
+    """Write the report.html, report.md and pictures of `ropext demo`, an overview first."""
     details = evaluation.draw_evaluation(demo.measured)
     del details["nll-by-position"]  # the overview has it
     losses = LinePlot("Loss by position (nats per token)", "", CONTEXT, TARGET)
@@ -337,7 +340,8 @@ def _write(demo: Demo) -> None:
 
 
 def _shares(models: Numbers) -> list[Curve]:
-    """Return the share of questions that each model answered, by length."""
+    """Return the curves of the demo's overview picture: the share of questions that each model
+    answered, by length."""
     curves = list[Curve]()
     for label, values in models.items():
         lengths = list[float]()

@@ -41,11 +41,12 @@ class Evidence:
 
     @property
     def passed(self) -> bool:
-        """Return whether all gates of a run passed."""
+        """Return whether the run of a recipe passed all its gates."""
         return all(gate.passed for gate in self.gates)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the gates and verdicts as JSON, without the measurement."""
+        """Return the gates and verdicts of a recipe's run as JSON for outcome.json, without the
+        measurement."""
         return {
             "gates": [values_json(vars(gate)) for gate in self.gates],
             "verdict": values_json(self.verdict),

@@ -87,7 +87,7 @@ class ExtensionJob:
     writing: Writing
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse an output that may not be written."""
+        """Refuse an output that `extend` may not write."""
         snapshot = self.snapshot
         is_here = not snapshot.is_on_hub or bool(snapshot.weight_files)
         if is_here:  # else the weights are fetched first
@@ -97,7 +97,7 @@ class ExtensionJob:
                 check_output(source.check(output, WriteOptions(self.writing.link, call.force)))
 
     def counts(self) -> ExtensionPlan:
-        """Return the plan, which says what would be written."""
+        """Return the plan of `extend`, which says what would be written."""
         return self.plan
 
     def make(self, output: Path, call: Call) -> MadeExtension:
@@ -178,7 +178,7 @@ def write_extension(
 
 
 def output_source_of(snapshot: Snapshot, plan: ExtensionPlan, call: Call) -> OutputSource:
-    """Return how the output of a plan is written and then proved.
+    """Return how `extend` writes the output of a plan and then proves it.
 
     A GGUF gives a file, proved by ggml's formula; any other snapshot gives a directory, proved by
     transformers in a child process. The directory has grown tables if the plan grows them.
@@ -195,8 +195,8 @@ def output_source_of(snapshot: Snapshot, plan: ExtensionPlan, call: Call) -> Out
         return _table_source(snapshot, plan, growth, card, call)
 
     def prove(directory: Path) -> JsonObject:
-        """Prove a written directory: compare the model that transformers builds from it with the
-        plan."""
+        """Do the verifying step of `extend`: report it, then start the proof that compares the
+        model of transformers with the plan."""
         call.hooks.say("verifying: transformers builds the model from the written config")
         own_code = call.trust_remote_code
         return proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
@@ -211,15 +211,15 @@ def _table_source(
     card: Callable[[Record, str], Card],
     call: Call,
 ) -> DirectorySource:
-    """Return how the checkpoint of a model that rotates nothing is written and then proved by
-    transformers."""
+    """Return how `extend` writes the checkpoint of a model that rotates nothing, and then proves it
+    by transformers."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 
     position_tables = growing.find_tables(snapshot, growth.positions)
 
     def prove(directory: Path) -> JsonObject:
-        """Prove a written directory: compare the bytes of its other tensors with the base's, then
-        the model that transformers builds with the plan."""
+        """Do the verifying step of `extend` for grown tables: compare the bytes of all other
+        tensors with the base's, then the model that transformers builds with the plan."""
         call.hooks.say(
             "verifying: the bytes of all other tensors are compared, then transformers loads "
             "the result"
@@ -231,8 +231,8 @@ def _table_source(
         return {**compared, **proved.to_json()}
 
     def write_anew(directory: Path, show: Show) -> list[str]:
-        """Write the weight files with grown position tables; return notes about tensors that are
-        left out."""
+        """Do the writing step of `extend` for grown tables: write their weight files; return notes
+        about tensors that are left out."""
         stale = growing.grow_files(snapshot, directory, growth, position_tables, show)
         why = "left out; transformers builds this buffer itself, at the new length"
         return [f"{name}: {why}" for name in stale]

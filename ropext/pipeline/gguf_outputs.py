@@ -62,15 +62,16 @@ class GgufJob:
     writing: Writing
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse an output that may not be written."""
+        """Refuse an output that `extend --as directory` may not write."""
         check_output(Output(output, call.force, [self.gguf.directory]))
 
     def counts(self) -> ExtensionPlan:
-        """Return the plan, which says what would be written."""
+        """Return the plan of `extend --as directory`, which says what would be written."""
         return self.plan
 
     def make(self, output: Path, call: Call) -> MadeExtension:
-        """Dequantise the weights, then write and verify the extended directory."""
+        """Do `extend --as directory`: dequantise the weights, then write and verify the extended
+        directory."""
         from ropext.models.dequantising import dequantise
 
         self.plan.raise_if_refused()  # before the weights, which take long
@@ -87,8 +88,8 @@ class GgufJob:
 
 
 def prepare_gguf_extension(model: str, given: Mapping[str, Any], output: Path | None) -> GgufJob:
-    """Open a GGUF and plan the extension of its directory, from the config and tokenizer that
-    transformers reads."""
+    """Prepare `extend --as directory`: open the GGUF and plan the extension of its directory, from
+    the config and tokenizer that transformers reads."""
     from ropext.models.dequantising import write_gguf_without_weights
 
     wish, writing = split_extend_options(given)
@@ -108,12 +109,13 @@ def prepare_gguf_extension(model: str, given: Mapping[str, Any], output: Path | 
 
 
 def asks_for_extension(given: Mapping[str, Any]) -> bool:
-    """Return whether the options ask for an extension."""
+    """Return whether `extend --as directory` also extends the GGUF, by the given options, or only
+    converts it."""
     return bool(split_extend_options(given)[0])
 
 
 def convert_gguf(model: str, output: Path, force: bool, say: Say = no_messages) -> Converted:
-    """Write a GGUF as a directory, without an extension."""
+    """Do `extend --as directory` without an extension: write a GGUF as a directory."""
     from ropext.models.dequantising import dequantise
 
     gguf = _open_readable_gguf(model, output, {})
@@ -124,8 +126,8 @@ def convert_gguf(model: str, output: Path, force: bool, say: Say = no_messages) 
 
 
 def _open_readable_gguf(model: str, output: Path | None, wish: Mapping[str, Any]) -> GgufFile:
-    """Open a GGUF that transformers can read; refuse an output that equals, contains or is inside
-    an input."""
+    """Open the GGUF for `extend --as directory`, if transformers can read it; refuse an output that
+    equals, contains or is inside an input."""
     from ropext.models.dequantising import check_gguf_is_readable
 
     if bundled.find_gguf(model) is None:
@@ -138,12 +140,13 @@ def _open_readable_gguf(model: str, output: Path | None, wish: Mapping[str, Any]
 
 
 def _open_under_gguf_name(gguf: GgufFile, place: Path) -> Snapshot:
-    """Open the directory under the name of the file, by which the record names its base."""
+    """Open the directory that `extend --as directory` made of a GGUF, under the name of the file,
+    by which the record names its base."""
     return replace(open_snapshot(str(place)), name=gguf.name)
 
 
 def _plan_with_weights_note(snapshot: Snapshot, gguf: GgufFile, options: Extend) -> ExtensionPlan:
-    """Return the plan, with a note about the weights."""
+    """Return the plan of `extend --as directory`, with a note about the weights."""
     plan = planned(snapshot, gguf.name, options)
     name = gguf.head.path.name
     note = f"the weights are those of {name}, dequantised from {gguf.quantisation} to float32"
@@ -153,7 +156,8 @@ def _plan_with_weights_note(snapshot: Snapshot, gguf: GgufFile, options: Extend)
 def fit_request(
     model: str, data: str, options: Fit, revision: str | None = None
 ) -> "TrainingRequest":
-    """Return the request for a fit of a model."""
+    """Prepare the command `fit` for a model, and return its request; for a GGUF the output also
+    gets the fitted GGUF."""
     from ropext.training.request import TrainingRequest
 
     finish = None

@@ -38,8 +38,8 @@ class Evaluated(Result, Measurement):
 
     @classmethod
     def of(cls, measured: Measurement) -> "Evaluated":
-        """Return the result that `ropext.evaluate` and `ropext.open` give to Python. It adds tables
-        and the verdicts of gates to a measurement."""
+        """Build the output of `ropext.evaluate` or `ropext.open` for its Python caller: the
+        measurement, with tables and the verdicts of gates."""
         return cls(
             measured.frame,
             measured.models,
@@ -63,13 +63,14 @@ class Evaluated(Result, Measurement):
 
     @property
     def title(self) -> str:
-        """Return the names of the models, and the folder of the run."""
+        """Return a title for the output of `ropext.evaluate`: the names of the models, and the
+        folder of the run."""
         kept = "" if self.path is None else f" in {self.path}"
         return f"<Evaluated{kept}: {', '.join(self.models)}>"
 
     @property
     def tables(self) -> list[Table]:
-        """Return the tables that a terminal shows."""
+        """Return the tables in the output of `ropext.evaluate`, as a terminal shows them."""
         if self.facts.endpoint is None:
             shown = tables.main_tables(self)
             shown.append(gate_table(self.gates))
@@ -80,18 +81,19 @@ class Evaluated(Result, Measurement):
 
     @property
     def tidy(self) -> list[Table]:
-        """Return the tables of this evaluation for programs. They have a row for each length and
-        model; for a server they are the terminal's."""
+        """Return the tables in the output of `ropext.evaluate` for programs. They have a row for
+        each length and model; for a server they are the terminal's."""
         if self.facts.endpoint is None:
             return tables.tidy_tables(self)
         return self.tables
 
     def to_json(self) -> dict[str, Json]:
-        """Return the content of results.json."""
+        """Return the output of `ropext.evaluate` as JSON: the content of results.json."""
         return self.results
 
     def _same_documents(self) -> Measurement | None:
-        """Return this measurement, whose models all read the same documents."""
+        """Return the output of `ropext.evaluate` itself, since its models all read the same
+        documents."""
         return self
 
 
@@ -110,18 +112,19 @@ class Extended(MadeExtension, Result):
 
     @property
     def tables(self) -> list[Table]:
-        """Return the table of edited keys."""
+        """Return the table of the keys that `extend` edited."""
         rows = list[tuple[str, ...]]()
         for edit in self.written.record.edits:
             rows.append((edit.file, edit.key, _cell(edit.before), _cell(edit.after)))
         return with_rows([Table("What was edited", "", EDITED, tuple(rows))])
 
     def _same_documents(self) -> None:
-        """Return nothing: no document was read."""
+        """Return nothing: `extend` read no document."""
 
 
 def _cell(item: Json) -> str:
-    """Return a value of a config as a table cell; a number stays a number."""
+    """Return a config's value as a cell in the output table of `ropext.extend`; a number stays a
+    number."""
     if isinstance(item, int | float) and not isinstance(item, bool):
         return Number(text.config_value_text(item), item)
     return text.config_value_text(item)
@@ -173,12 +176,12 @@ class Ran(Result):
 
     @property
     def tables(self) -> list[Table]:
-        """Return the tables of the evaluation and of the gates."""
+        """Return the tables of a recipe's run: its evaluation and its gates."""
         return self._with_gates(tables.main_tables)
 
     @property
     def tidy(self) -> list[Table]:
-        """Return the same tables with a row for each length and model."""
+        """Return the same tables of a recipe's run, with a row for each length and model."""
         return self._with_gates(tables.tidy_tables)
 
     def _with_gates(self, lay_out: Callable[[Measurement], list[Table]]) -> list[Table]:
@@ -200,7 +203,7 @@ class Ran(Result):
         return (f"{self.folder / EVALUATION}:{self.label}",) if is_there else ()
 
     def raise_if_failed(self) -> None:
-        """Raise GateFailed if a gate failed."""
+        """Raise GateFailed if the run of a recipe failed a gate."""
         try:
             rundir.raise_if_gates_failed(self.evidence.gates)
         except GateFailed as error:
@@ -213,7 +216,8 @@ class Ran(Result):
             ) from None
 
     def to_text(self) -> str:
-        """Return the results, the state of each stage, and the next commands as text."""
+        """Return the output of `run` as text: the results, the state of each stage, and the next
+        commands."""
         measured = self.evidence.measured
         gates = self.evidence.gates
         lines = failed_gate_lines(gates)
@@ -233,8 +237,8 @@ class Ran(Result):
 
 
 def measurement_of_result(given: object) -> Measurement | None:
-    """Return the measurement of a result; None if the value is no result. Refuse a run without an
-    evaluation."""
+    """Return the measurement in the output that `ropext.evaluate`, `run` or `open` gave; None if
+    the value is no such output. Refuse a run without an evaluation."""
     if not isinstance(given, Ran):
         return given if isinstance(given, Measurement) else None
     if given.evidence.measured is None:
