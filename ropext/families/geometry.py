@@ -44,9 +44,9 @@ class CacheLayer(NamedTuple):
     is_latent: bool = False  # one vector for all heads, from which keys and values are made
 
     def kept(self, tokens: int, step: int = 1, beside: int = 0) -> int:
-        """Return how many numbers the KV cache of a config's layer keeps for so many tokens, in an
-        engine whose cache grows by `step` tokens. A windowed layer keeps `beside` tokens more than
-        its window."""
+        """Return how many numbers a layer of these config sizes keeps in the KV cache for so many
+        tokens, in an engine whose cache grows by `step` tokens. A windowed layer keeps `beside`
+        tokens more than its window."""
         cells = -(-tokens // step) * step
         if self.window:
             cells = min(cells, -(-(self.window + beside) // step) * step)

@@ -33,7 +33,8 @@ class PlannedScaling(Protocol):
 
     @property
     def model(self) -> Model:
-        """Return the planned model, to compare its rope dict with the published recipe."""
+        """Return the position scheme of the planned config, to compare its rope dict with the
+        authors' published recipe."""
         ...
 
     @property

@@ -202,8 +202,8 @@ def free_memory() -> int:
 def ask_child(
     job: Mapping[str, Json], directories: Sequence[Path], timeout: float, task: ChildTask
 ) -> list[dict[str, Json]]:
-    """Return the answer about each checkpoint directory from a fresh process that loads stock
-    transformers."""
+    """Return transformers' answer about the config of each checkpoint directory, such as its
+    reading of an unknown model type, from a fresh process."""
     for needed in ("torch", "transformers", "accelerate"):
         if find_spec(needed) is None:
             raise ModuleNotFoundError(f"{task.name} needs {needed}", name=needed)
