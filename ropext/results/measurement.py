@@ -451,7 +451,8 @@ class Store:
         return self.folder / name
 
     def has(self, name: str) -> bool:
-        """Return whether the store of a variant holds the losses or answers of a unit of work."""
+        """Return whether a run's folder or memory keeps a model's losses or answers of a unit of
+        work, from which metrics follow."""
         return name in self.held or (self.folder is not None and self.file(name).exists())
 
     def is_older(self, name: str, time: float) -> bool:
@@ -459,8 +460,8 @@ class Store:
         return self.folder is not None and self.file(name).stat().st_mtime < time
 
     def put(self, name: str, result: Any) -> None:
-        """Keep a variant's array of losses, or its answers as JSON, in the run's folder or in
-        memory."""
+        """Keep a model's losses (.npy) or answers (.json), from which metrics follow, in a run's
+        folder or in memory."""
         if self.folder is None or not self.writes:
             self.held[name] = result
         elif name.endswith(".npy"):
@@ -469,8 +470,8 @@ class Store:
             write_json(self.file(name), result)
 
     def get(self, name: str) -> Any:
-        """Return a variant's array of losses, or its answers, from the run's folder or from
-        memory."""
+        """Return the losses (.npy) or answers (.json) of a model, from which metrics follow, from a
+        run's folder or from memory."""
         if name in self.held or self.folder is None:
             return self.held[name]
         if name.endswith(".npy"):
@@ -487,7 +488,8 @@ class Store:
             Store(folder).put(name, result)
 
     def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
-        """Return a variant's token losses of documents by the pass length of each regime."""
+        """Return a model's kept token losses of documents by the pass length of each regime; its
+        perplexities and intervals follow from them."""
         passes = {
             length: [self.get(loss_file_name(regime, each)) for each in hashes]
             for regime, length in regimes.items()
@@ -497,7 +499,8 @@ class Store:
     def compared(
         self, label: str, key: str, regimes: Mapping[str, int], hashes: Sequence[str]
     ) -> tuple[Reading, Reading]:
-        """Return a variant's KL divergence from the base, and its agreement with it, per token."""
+        """Return the kept losses from which the metrics kl and agreement follow: a variant's KL
+        divergence from the base, and its agreement with it, per token."""
         found = list[Reading]()
         for kind in (DIVERGENCE, AGREEMENT):
             folders = {

@@ -33,8 +33,9 @@ UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # for a record without this info
 
 
 def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
-    """Return the measured figures for a checkpoint's model card: from its runs, or else from its
-    ropext.json. Raise InputError if these measurements in ropext.json are damaged."""
+    """Return a checkpoint's metrics with their intervals as figures for its model card: from its
+    kept runs, or else from its ropext.json. Raise InputError if these measurements in ropext.json
+    are damaged."""
     measured = [figure for spec in runs for figure in _figures_of_run(spec, Path(directory))]
     record = read_record(Path(directory)) if not measured else None
     if record is None:
@@ -50,8 +51,9 @@ def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure
 
 
 def _figures_of_record(record: Record) -> Iterator[Figure]:
-    """Yield the figures for a model card from ropext.json: the evaluation of a run, else the
-    numbers of a fine-tuning. The numbers of a fit are over the documents that chose its step."""
+    """Yield the metrics and intervals in ropext.json as figures for a model card: from the
+    evaluation of a run, else from a fine-tuning. The numbers of a fit are over the documents that
+    chose its step."""
     run = record.more.get("run")
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
         last = list(measured["variants"].values())[-1]
@@ -68,7 +70,8 @@ def _figures_of_record(record: Record) -> Iterator[Figure]:
 
 
 def _figures_of_run(spec: str, directory: Path) -> Iterator[Figure]:
-    """Yield the figures for a model card from a run of `ropext eval` (RUN or RUN:VARIANT)."""
+    """Yield the metrics and intervals of one model in a kept run of `ropext eval` (RUN or
+    RUN:VARIANT) as figures for a model card."""
     path, wanted = split_run_spec(spec)
     run = read_run(path)
     label = _label_of_checkpoint(run, directory, wanted)
@@ -79,7 +82,8 @@ def _figures_of_run(spec: str, directory: Path) -> Iterator[Figure]:
 
 
 def _label_of_checkpoint(run: Measurement, directory: Path, wanted: str | None) -> str:
-    """Return the variant in results.json that read this directory's own config and weights."""
+    """Return the label in a run's results.json with the metrics of this directory's own config and
+    weights. Raise InputError if no label or more than one remains."""
     content = Digests().of_checkpoint(open_snapshot(str(directory)))
     keys = ("config_sha256", "weights_sha256")
     shown = {model.source.renamed or label: label for label, model in run.models.items()}
@@ -107,7 +111,8 @@ def _label_of_checkpoint(run: Measurement, directory: Path, wanted: str | None) 
 
 
 def _dataset_name(data: str | None) -> tuple[str, str | None]:
-    """Return the name of a data source on the model card, and its id if the hub has it."""
+    """Return the name of the documents behind a perplexity, for its figure on a model card, and
+    their id if the hub has them."""
     if data is None:
         return "retrieval", None
     if data.startswith(SCHEME):
@@ -122,8 +127,8 @@ def _dataset_name(data: str | None) -> tuple[str, str | None]:
 def _figures_of_metrics(
     values: Mapping[str, Value], dataset: str, dataset_id: str | None, tail: int | None
 ) -> Iterator[Figure]:
-    """Yield the figures of a model card: tail perplexities, and the scores of retrieval
-    questions."""
+    """Yield the metrics of a model for the figures of its card, with their intervals: tail
+    perplexities, and the scores of retrieval questions."""
     tasks = {task.name: task for task in TASKS}
     for key, value in values.items():
         matched = _METRIC.fullmatch(key)

@@ -55,17 +55,19 @@ class ModelSource:
 
     @property
     def method(self) -> str | None:
-        """Return the method that extended a measured model in this evaluation."""
+        """Return the method that extended a measured model, from its entry in results.json."""
         return self.info.get("method")
 
     @property
     def factor(self) -> float | None:
-        """Return the factor by which a measured model was extended in this evaluation."""
+        """Return the factor by which a measured model was extended, from its entry in
+        results.json."""
         return self.info.get("factor")
 
     @property
     def inv_freq(self) -> tuple[float, ...]:
-        """Return the inverse frequencies of a measured model; empty if they are not known."""
+        """Return the inverse frequencies of a measured model from its entry in results.json; empty
+        if they are not known."""
         return tuple(self.info.get("inv_freq") or ())
 
     def to_json(self) -> dict[str, Json]:

@@ -54,12 +54,13 @@ class Compared(Result):
 
     @property
     def title(self) -> str:
-        """Return the first line of a comparison in Python: the names of its models."""
+        """Return the title above the tables of a comparison in Python: the names of its models."""
         return f"<Compared: {', '.join(self.parts)}>"
 
     @property
     def tables(self) -> list[Table]:
-        """Return the tables that `ropext compare` prints and its reports contain."""
+        """Return the tables of a comparison, for its report and for `ropext compare`: tails, paired
+        differences, and texts for which one model found more."""
         sections = list[Table]()
         if self.text is not None:
             sections += comparison.comparison_tables(self.text)
@@ -69,26 +70,28 @@ class Compared(Result):
 
     @property
     def tidy(self) -> list[Table]:
-        """Return the tables of `ropext compare` for programs: a row for each length and model."""
+        """Return the tables of a comparison for programs: a row for each length and model."""
         sections = [comparison.tidy_comparison_table(self.text, self.items, self.asked)]
         sections.append(comparison.discordance_table(self.split, self.asked))
         return with_rows(sections)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the JSON that `ropext compare --json` prints, without its gates."""
+        """Return the metrics and paired differences of a comparison with their intervals as JSON,
+        without its gates, for `ropext compare --json`."""
         return {"text": values_json(self.text), "retrieval": values_json(self.items)}
 
     def _same_documents(self) -> Measurement | None:
-        """Return the models of `ropext compare` on the documents in common."""
+        """Return the compared models with their losses on the documents in common; None if fewer
+        than two have losses."""
         return None if self.text is None else self.text.measured
 
     def _asked(self) -> Iterable[Measurement]:
-        """Return each model of `ropext compare` alone, for its answers."""
+        """Return the measurement of each compared model alone, for its answers."""
         return self.parts.values()
 
     def write(self, folder: Path, runs: Sequence[Measurement]) -> None:
-        """Write report.md, report.html and the pictures of `ropext compare`; `runs` are the
-        compared ones."""
+        """Write report.md, report.html and the pictures of a comparison; `runs` are the compared
+        ones."""
         drawn = Drawn()
         spectra = spectra_of(runs)
         styled = plots.line_styles(itertools.chain(self.parts, spectra))
@@ -112,8 +115,9 @@ def compare_runs(
     output: Path | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> tuple[list[Measurement], Compared]:
-    """Return finished runs and their comparison, under the user's labels if there are any. With
-    `output`, write the report of `ropext compare` there."""
+    """Return finished runs and the comparison of their models with paired intervals, under the
+    user's labels if there are any. With `output`, write the comparison's report and pictures
+    there."""
     specs = list[str]()  # empty for a result that was not kept
     for each in given:
         specs.append(each if isinstance(each, str) else str(each.path or ""))
@@ -142,8 +146,8 @@ def compare_runs(
 def _relative_runs(
     output: Path, specs: Sequence[str], runs: Sequence[Measurement]
 ) -> list[JsonObject]:
-    """Return the path of each run relative to a folder, so that a user can move all of them
-    together."""
+    """Return the path of each compared run relative to the comparison's folder, so that a user can
+    move all of them together."""
     named = list[JsonObject]()
     for spec, run in zip(specs, runs, strict=True):
         path, variant = split_run_spec(spec)
@@ -156,8 +160,8 @@ def _relative_runs(
 
 
 def reopen_comparison(folder: Path, manifest: JsonObject) -> Compared:
-    """Repeat the comparison that a folder of `compare` names. Raise InputError if one of its runs
-    has changed."""
+    """Compute the differences and intervals of a comparison again, from the runs that its folder
+    names. Raise InputError if one of its runs has changed."""
     named = manifest.get(RUNS)
     if not named:
         raise InputError(
@@ -179,8 +183,8 @@ def reopen_comparison(folder: Path, manifest: JsonObject) -> Compared:
 
 
 def compare_models(parts: Mapping[str, Measurement]) -> Compared:
-    """Return the comparison of every model with the first one. Pair its answers with the answers of
-    the first model that has any."""
+    """Return the comparison of every model with the first one, with paired intervals. Pair its
+    answers with the answers of the first model that has any."""
     readers = [part for part in parts.values() if part.readings]
     text = None
     if len(readers) > 1:
@@ -204,7 +208,7 @@ def compare_models(parts: Mapping[str, Measurement]) -> Compared:
 
 
 def _difference_picture(compared: Comparison, styled: Mapping[str, Style]) -> Drawn:
-    """Draw the loss differences of `ropext compare` by position."""
+    """Draw the picture of a comparison's loss differences by position."""
     caption = f"Loss difference to {compared.reference} by position: below 0 is better"
     curves = list[Curve]()
     for label, octaves in compared.positions.items():

@@ -157,8 +157,8 @@ def _signed_cell(value: Value | None) -> str:
 def discordance_table(
     runs: Mapping[str, Mapping[tuple[str, int], Discordance]], reference: str
 ) -> Table:
-    """Return the table of how many texts one of two servers reads better, with the probability of
-    so uneven a split."""
+    """Lay out the comparison of two servers' answers as a table: for how many texts one reads
+    better, with the probability of so uneven a split."""
     rows = list[tuple[str, ...]]()
     for label, places in runs.items():
         for (task, length), split in places.items():
