@@ -73,8 +73,8 @@ class Digests:
         return digest(found)
 
     def of_checkpoint(self, snapshot: Snapshot, trust_remote_code: bool = False) -> dict[str, Json]:
-        """Return hashes that identify a checkpoint: its config, every byte of its weights, and its
-        Python files if ropext may run them."""
+        """Return hashes of a checkpoint's files that identify it: of its config, of every byte of
+        its weights, and of its Python files if ropext may run them."""
         code = list[str]()
         if trust_remote_code:
             check_code(snapshot)

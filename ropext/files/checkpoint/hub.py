@@ -33,7 +33,8 @@ READING = {
 
 
 def is_id(model: str) -> bool:
-    """Return True if a name can be a hub id: `name` or `organisation/name`."""
+    """Return True if a checkpoint's name can be its id on the hub: `name` or
+    `organisation/name`."""
     return bool(ID.fullmatch(model)) and len(model) <= 96 and ".." not in model
 
 
@@ -61,8 +62,8 @@ def names(repo: str, revision: str | None) -> list[str]:
 
 
 def is_out_of_reach(dataset: str, revision: str | None) -> bool:
-    """Return True if the hub cannot be reached. This makes one request for the dataset, whereas
-    `datasets` would retry."""
+    """Return True if the hub of checkpoints and datasets cannot be reached. This makes one request
+    for the dataset, whereas `datasets` would retry."""
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE:

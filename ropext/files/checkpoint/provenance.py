@@ -128,14 +128,15 @@ def base_of(snapshot: Snapshot) -> dict[str, Json]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of ropext, Python and installed libraries, as ropext.json stores them."""
+    """Return the versions of ropext, Python and installed libraries for the ropext.json of a
+    written checkpoint."""
     known = {"ropext": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     return known | installed(LIBRARIES)
 
 
 def installed(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the versions of these libraries for ropext.json and other records; a missing one is
-    left out."""
+    """Return the versions of libraries for the ropext.json of a written checkpoint, and for other
+    records; a missing library is left out."""
     import importlib.metadata  # late: `plan` reads records and needs no versions
 
     known = {}
@@ -380,8 +381,8 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
 
 
 def scaling_in_words(model: Model) -> str:
-    """Return by how much the config.json of a directory without a ropext.json scales it. Return ""
-    if it does not, or if the config omits the original length."""
+    """Return the words for a checkpoint without ropext.json: by how much its config.json scales it.
+    Return "" if it does not, or if the config omits the original length."""
     original = model.scaled_sites[0].rope.original_context
     if model.asks_original or original >= model.context:
         return ""

@@ -142,7 +142,8 @@ class Destination:
 
 
 def check_name(repository: str, option: str = "push") -> None:
-    """Raise UsageError if a text cannot be the name ORG/NAME of a repository on the hub."""
+    """Raise UsageError if this cannot be the ORG/NAME under which `push` uploads a checkpoint to
+    the hub."""
     if not REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UsageError(
             f"{option} wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"

@@ -113,7 +113,8 @@ class State(NamedTuple):
 
 
 def state_of(status: os.stat_result) -> State:
-    """Return the state of a checkpoint's file, which shows whether it is written later."""
+    """Return the state of a checkpoint's file on the disk, by which a later write of it is
+    found."""
     return State(
         device=status.st_dev,
         inode=status.st_ino,

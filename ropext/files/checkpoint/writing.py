@@ -74,22 +74,24 @@ class OutputSource(Protocol):
 
     @property
     def left(self) -> Mapping[str, str]:
-        """Return the base's files that the output leaves behind, each with its reason."""
+        """Return the base's files that a written checkpoint or GGUF leaves behind, each with its
+        reason."""
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
-        """Raise on every condition that can be checked before an output is written; return the
-        output to write."""
+        """Raise on every condition that can be checked before a checkpoint or GGUF file is written;
+        return the output to write."""
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
-        """Write all files of the output that `prove` checks; return the record with weights and
-        edits."""
+        """Write all files of a checkpoint or GGUF that `prove` checks; return the record with
+        weights and edits."""
 
     def prove(self, directory: Path, /) -> JsonObject:
-        """Compare the written files of an output with the plan; raise ProofFailed on a
-        difference."""
+        """Read the files of a checkpoint or GGUF that were just written; raise ProofFailed if they
+        differ from the plan."""
 
     def finish(self, stage: Staged, record: Record, output: Path) -> Record:
-        """Write the files that describe the output and its proof; return the final record."""
+        """Write the files that describe a written checkpoint and its proof, such as ropext.json;
+        return the final record."""
 
 
 def write(source: OutputSource, output: Path, record: Record, manner: WriteOptions) -> Written:
@@ -123,12 +125,13 @@ class DirectorySource:
 
     @property
     def left(self) -> Mapping[str, str]:
-        """Return the checkpoint's files that an extension leaves behind, each with its reason."""
+        """Return the files in the base checkpoint's directory that its extended copy does not get,
+        each with its reason."""
         return self.snapshot.left
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
-        """Raise if the checkpoint's weights are missing or ambiguous, or if the disk has no room
-        for the copies."""
+        """Raise before an extended checkpoint is written if the base's safetensors files are
+        missing or ambiguous, or if the disk has no room for the copies."""
         snapshot = self.snapshot
         snapshot.require_weights()
         for sentence in snapshot.misplaced():
@@ -383,8 +386,8 @@ class Copying:
             position += len(data)
 
     def _compare(self, data: bytes, at: int, shift: int) -> None:
-        """Raise ProofFailed if the copy of the base's file has other bytes; a hole at its end does
-        not exist yet."""
+        """Read bytes of the base's file back from its copy, and raise ProofFailed if they differ; a
+        hole at the copy's end does not exist yet."""
         if read_at(self.target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
             raise ProofFailed(
                 f"verification: the copy of {self.path} differs from byte {at:,} on; check the disk"

@@ -29,8 +29,8 @@ FULL = "full_attention"
 
 
 def share_of(turning: int, head_dim: int) -> float:
-    """Return the share of a head's channels that rotate. Readers multiply it by the head's size and
-    round down; if that would lose a channel, return the next float."""
+    """Return the share of a head's channels that rotate in an opened GGUF file. Readers multiply it
+    by the head's size and round down; if that would lose a channel, return the next float."""
     share = turning / head_dim
     if int(head_dim * share) < turning:
         share = math.nextafter(share, 1.0)
@@ -319,8 +319,8 @@ def rope_of(
         given = given_by_ollama(row.name, names, context)
 
     def at(key: str, default: float, least: float = 0.0) -> float:
-        """Return the value of a rope key in the GGUF's header, else the one that Ollama adds, else
-        `default`."""
+        """Read a rope key from the header of an opened GGUF file; if it is absent, return the value
+        that Ollama adds, else `default`."""
         place = f"{row.name}.rope.{key}"
         value = head.decimal(place)
         if ollama:

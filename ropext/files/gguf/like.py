@@ -72,8 +72,8 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
 
 
 def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
-    """Return the request by the record's method if that gives the same spectrum, else None. Some
-    architectures can store it only in that method's own form."""
+    """Return the request by the method in ropext.json of --like DIR if that gives the same
+    spectrum, else None. Some GGUF architectures can store it only in that method's own form."""
     if record.method not in scaling.METHODS or record.method == "longrope":
         return None
     knobs = {key: value for key, value in record.knobs.items() if key in KNOBS}
@@ -98,7 +98,8 @@ def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
 
 
 def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
-    """Compare geometry, norms (a quantiser leaves them in float32) and rows of matrices."""
+    """Read a GGUF file and the checkpoint of --like, and raise InputError if they differ in
+    geometry, norms (a quantiser leaves them in float32) or rows of matrices."""
     theirs = families.as_read(source.config)
     ours = model.as_read()
     if not alike(model.architecture, theirs.text_type):
@@ -126,7 +127,8 @@ def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
 
 
 def _check_norms(source: Snapshot, model: GgufFile) -> None:
-    """Compare every norm that both models have in float32. Raise InputError if there is none."""
+    """Read every norm that a GGUF file has in float32, there and in the checkpoint of --like. Raise
+    InputError if two differ, or if there is none."""
     places = dict[str, tuple[str, str]]()  # if two keys have one layer number, the last counts
     for file in source.weight_files:
         for key in read_header(source.path(file)).tensors:
@@ -152,14 +154,16 @@ def _check_norms(source: Snapshot, model: GgufFile) -> None:
 
 
 def _is_float32(part: GgufHeader, name: str) -> bool:
-    """Return whether a GGUF holds this tensor as float32, so that it can be compared."""
+    """Return whether the header of a GGUF file lists this tensor as float32, so that --like can
+    compare it."""
     tensor = part.tensor(name)
     return tensor is not None and tensor.kind == F32
 
 
 def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
-    """Return True if a matrix's first and last row agree except for the quantisation. No converter
-    moves these two rows; llama.cpp's converter permutes the others of q and k."""
+    """Read a matrix's first and last row in a GGUF and in a safetensors file; return True if they
+    agree except for the quantisation. No converter moves these two rows; llama.cpp's converter
+    permutes the others of q and k."""
     held = part.tensor(name)
     source = header.tensors[key]
     assert held is not None

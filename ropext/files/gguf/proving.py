@@ -68,7 +68,8 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
 
 
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
-    """Compare a file with a spectrum and a length. Raise ProofFailed if they differ."""
+    """Read the spectra and the length in an opened GGUF file. Raise ProofFailed if they are not the
+    given ones."""
     spectra = spectra_in(model)
     stated = model.config["max_position_embeddings"]
     if stated != target:
@@ -95,8 +96,8 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
 def prove_file(
     target: Path, base: GgufFile, wanted: Spectrum, length: int, changed: Collection[str]
 ) -> JsonObject:
-    """Compare a written file with the plan. Raise ProofFailed if its spectrum, its length or its
-    tensors differ, or a key of the base that is not in `changed`."""
+    """Open the GGUF file that was written by a plan. Raise ProofFailed if its spectrum, its length
+    or its tensors differ, or a key of the base that is not in `changed`."""
     try:
         written = open_gguf(str(target))
     except InputError as error:

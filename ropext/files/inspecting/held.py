@@ -22,7 +22,7 @@ class Config(Protocol):
     """A config object of transformers."""
 
     def to_json_string(self) -> str:
-        """Return the config in the form of config.json."""
+        """Return the config as the text of a checkpoint's config.json."""
 
 
 @runtime_checkable
@@ -33,8 +33,8 @@ class HasConfig(Protocol):
 
 
 def in_memory_snapshot(given: object, *, before_patch: bool = False) -> Snapshot:
-    """Return a snapshot of a config or a model in memory; with `before_patch`, of the model before
-    `ropext.patch`."""
+    """Open a config or a model in memory as if it were a checkpoint on the disk; with
+    `before_patch`, the model before `ropext.patch`."""
     config = _config_held(given, before_patch)
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
@@ -45,7 +45,7 @@ def in_memory_snapshot(given: object, *, before_patch: bool = False) -> Snapshot
 
 
 def _config_held(given: object, before_patch: bool) -> JsonObject:
-    """Return the config as config.json would hold it."""
+    """Return the config of an object in Python as a checkpoint's config.json would hold it."""
     if isinstance(given, Mapping):
         try:
             config: JsonObject = json.loads(json.dumps(given))

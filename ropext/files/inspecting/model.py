@@ -193,7 +193,7 @@ def plan(
 
 
 def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
-    """Return the plan for a model, by its position scheme."""
+    """Return the plan for an opened checkpoint or GGUF file, by its position scheme."""
     if read_positions(snapshot.config) is not None:
         from ropext.files.schemes.plan import make_table_plan  # late: no rotary model needs it
 
@@ -207,9 +207,9 @@ def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
 
 
 def with_untrained_results(made: Plan) -> Plan:
-    """Return the plan with the measured results of such a scaling if no training follows: as a
-    fact, or from 4 times the context on as the warning [far]. It recommends nothing if `extend`
-    refuses it."""
+    """Return the plan for an opened checkpoint or GGUF file with the measured results of such a
+    scaling if no training follows. They are a fact, or from 4 times the context on the warning
+    [far]. The plan recommends nothing if `extend` refuses it."""
     warning = far(made)
     if not warning:
         return replace(made, measured=untrained_results(made))
@@ -227,7 +227,8 @@ def plan_config(
     name: str = "MODEL",
     fold: FoldOptions | None = None,
 ) -> ExtensionPlan:
-    """Return the plan for a model in memory, by the position scheme of its config."""
+    """Inspect the position scheme in the config of a model in memory, and return the plan for
+    it."""
     if recipe.method == self_extend.NAME:
         return make_folded_plan(config, recipe, name, fold or FoldOptions())
     if fold is not None:
@@ -241,8 +242,8 @@ def plan_config(
 
 
 def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
-    """Return the plan for a rotary model. Lengths that ropext's own config omits come from its
-    record."""
+    """Return the plan for the opened checkpoint or GGUF file of a rotary model. Lengths that
+    ropext's own config omits come from its record."""
     if request.like is not None:
         from ropext.files.gguf import request_like  # late: a directory needs none of it
 

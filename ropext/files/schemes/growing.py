@@ -213,7 +213,8 @@ def compare_tables(
     *,
     trained: bool = False,
 ) -> dict[str, Any]:
-    """Compare the written files with the base's; raise ProofFailed at the first difference.
+    """Read the weight files with longer position tables that were just written; raise ProofFailed
+    at the first difference from the base's files.
 
     Every other tensor must agree in every byte. The table is computed again from the base's and
     must agree in every bit. If the new rows were `trained`, only the rows in front of the first
@@ -265,7 +266,7 @@ def _digest(header: Header, name: str) -> tuple[str, tuple[int, ...], str]:
 
 
 def _rows(path: Path, name: str) -> list[bytes]:
-    """Return the rows of a position table in a safetensors file as bytes."""
+    """Read a position table from a safetensors file, and return its rows as bytes."""
     data, tensor = read_tensor(path, name)
     step = len(data) // tensor.shape[0]
     return [data[i : i + step] for i in range(0, len(data), step)]

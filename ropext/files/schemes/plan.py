@@ -29,7 +29,7 @@ SAME_WEIGHTS = "The weights are those of the base."
 def make_table_plan(
     config: Mapping[str, Any], recipe: Extend, name: str = "MODEL", *, in_memory: bool = False
 ) -> ExtensionPlan:
-    """Build the plan for a config that rotates nothing.
+    """Build the plan for a model that does not rotate: learned tables, buckets or slopes.
 
     Raise if no config can carry the extension, except for ALiBi in a model `in_memory`.
     """
@@ -74,8 +74,8 @@ def make_table_plan(
 
 
 def _compare_methods(chosen: Growth) -> Table:
-    """Return the table of the methods for position tables, with their kept and new rows; `chosen`
-    is the plan's growth. It is empty if the model has no table."""
+    """Return the table of methods for a model that does not rotate, with their kept and new rows of
+    its position table; `chosen` is the plan's growth. It is empty if the model has no table."""
     positions = chosen.positions
     target = chosen.target
     rows = []
@@ -88,8 +88,8 @@ def _compare_methods(chosen: Growth) -> Table:
 
 
 def _check_options(recipe: Extend, positions: Positions) -> Positions:
-    """Return the positions, for ALiBi with the context that the user gives. Raise UsageError if an
-    option is for rotary embeddings."""
+    """Return the positions of a model that does not rotate, for ALiBi with the context that the
+    user gives. Raise UsageError if an option is for rotary embeddings."""
     rotary = ("original_context", "attention_factor", "temperature", "like", *KNOBS)
     if positions.kind == "alibi":
         positions = replace(positions, context=recipe.context or positions.context)
@@ -109,7 +109,7 @@ def _check_options(recipe: Extend, positions: Positions) -> Positions:
 
 
 def lengthened(config: Mapping[str, Any], positions: Positions, target: int) -> dict[str, Any]:
-    """Return the config with the target in its length key.
+    """Return the config of a model that does not rotate, with the target in its length key.
 
     A second key that held the old length gets the target, too.
     """

@@ -9,13 +9,14 @@ from ropext.scaling.tables import METHODS, Growth, alike
 
 
 def short_tax(growth: Growth) -> str:
-    """Return the warning about the short tax of the plan's method for position tables."""
+    """Return the warning about the short tax of a plan's method for a model that does not rotate
+    (learned tables, buckets, slopes)."""
     return f"[short-tax] short tax of {growth.method}: {METHODS[growth.method].short_tax}"
 
 
 def rows(growth: Growth) -> str:
-    """Return the warning that a linear position table keeps few of its old rows; "" if the target
-    is a multiple of the context."""
+    """Return the warning that the method linear keeps few old rows of a learned table; "" if the
+    target is a multiple of the context."""
     context = growth.positions.context
     if growth.method != "linear" or not growth.target % context:
         return ""
@@ -26,7 +27,7 @@ def rows(growth: Growth) -> str:
 
 
 def windowed(growth: Growth) -> str:
-    """Return the warning that the attention windows of a position table's model do not grow."""
+    """Return the warning that the attention windows of a model with a learned table do not grow."""
     if growth.positions.text_type not in ("longformer", "led", "big_bird", "bigbird_pegasus"):
         return ""
     return (
@@ -35,7 +36,8 @@ def windowed(growth: Growth) -> str:
 
 
 def look_alike(growth: Growth) -> str:
-    """Return the warning about the distance from which all tokens look alike."""
+    """Return the warning about the distance from which all tokens look alike to a model with
+    buckets or relative positions."""
     positions = growth.positions
     if positions.kind == "alibi" or positions.tensors:
         return ""
@@ -45,7 +47,8 @@ def look_alike(growth: Growth) -> str:
 
 
 def local_encoder(growth: Growth) -> str:
-    """Return the warning that the local encoder of LongT5 does not reach further."""
+    """Return the warning that LongT5, which has relative buckets and does not rotate, has a local
+    encoder that does not reach further."""
     if growth.positions.text_type != "longt5":
         return ""
     return (
@@ -55,7 +58,8 @@ def local_encoder(growth: Growth) -> str:
 
 
 def untrained(growth: Growth) -> str:
-    """Return the warning that the new rows or distances of a model were never trained."""
+    """Return the warning that the new rows of a learned table, or new relative distances, were
+    never trained."""
     if growth.positions.kind == "alibi":
         return ""
     what = "distances"
@@ -79,5 +83,6 @@ TABLES: tuple[Callable[[Growth], str], ...] = (
 
 
 def table_warnings(growth: Growth) -> tuple[str, ...]:
-    """Return the warnings of a plan for tables, buckets or slopes."""
+    """Return the warnings of a plan for a model that does not rotate: learned tables, buckets or
+    slopes."""
     return tuple(filter(None, (warning(growth) for warning in TABLES)))
