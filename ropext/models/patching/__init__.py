@@ -1,4 +1,4 @@
-"""Extend a model that is already in memory, by the same plan as a directory, and save it.
+"""Extend a model that is already in memory, by the same plan as a directory.
 
 ropext builds two models without weights, one from the model's config and one from the new
 config. It carries over only the differences between them: rotary buffers (always in float32,
