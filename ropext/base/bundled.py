@@ -93,9 +93,9 @@ def _list(names: Collection[object]) -> str:
 
 
 def find_gguf(name: str) -> Path | None:
-    """Return the GGUF file that a name means: ollama:NAME, a path, a directory with one GGUF, or a
-    file in LM Studio's folder. A path without the suffix is known by its first bytes. None if the
-    name means something else."""
+    """Find the GGUF that a model's name means: ollama:NAME, a path, a directory with one GGUF, or a
+    short name in LM Studio's folder. A path without the suffix is known by its first bytes. Return
+    None if the name means something else."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "model")
     path = Path(os.path.expanduser(name))
@@ -128,7 +128,8 @@ def find_gguf(name: str) -> Path | None:
 
 
 def _begins_as_gguf(path: Path) -> bool:
-    """Return whether the first four bytes of a file are those of a GGUF."""
+    """Return whether a path given as MODEL leads to a file that begins with the four bytes of a
+    GGUF."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
@@ -137,8 +138,8 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def find_projector(name: str, path: Path) -> Path | None:
-    """Return the file that encodes images or sound for the GGUF at `path`: from the same folder, or
-    from Ollama's blobs."""
+    """Find the file that encodes images or sound for a GGUF at `path` that was found by its short
+    name: in the same folder, or among Ollama's blobs."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "projector")
     return min(path.parent.glob("mmproj*.gguf"), default=None)

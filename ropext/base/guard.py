@@ -144,8 +144,9 @@ def identity(path: Path | str) -> Identity | None:
 
 
 def files_in(directory: Path) -> dict[str, Any] | None:
-    """Return the files that the ropext.json of a directory lists as written by ropext, each with
-    its digest or other `state`; None if no ropext.json can be read."""
+    """Return the files of any output directory that bear ropext's mark, each with its digest or
+    other `state`; --force replaces no others. ropext.json lists them; return None if it cannot be
+    read."""
     with suppress(InputError):
         files = read_object(directory / RECORD).get(FILES)
         return {**files, RECORD: None} if isinstance(files, dict) else None
@@ -153,8 +154,8 @@ def files_in(directory: Path) -> dict[str, Any] | None:
 
 
 def recorded(directory: Path) -> set[str] | None:
-    """Return the files of a directory that are still as ropext wrote them, by the states in
-    ropext.json; None if no ropext.json can be read."""
+    """Return the files of an old output that --force may replace: they are still as ropext wrote
+    them, by the states in ropext.json; None if no ropext.json can be read."""
     files = files_in(directory)
     if files is None:
         return None
@@ -162,14 +163,15 @@ def recorded(directory: Path) -> set[str] | None:
 
 
 def is_as_written(directory: Path) -> bool:
-    """Return whether a directory has all files that its ropext.json lists, each in its listed
-    `state`."""
+    """Return whether an output directory still has all files that a command wrote into it,
+    unedited: each in the `state` that its ropext.json lists."""
     files = files_in(directory)
     return files is not None and files.keys() <= {RECORD, *unchanged(directory, files)}
 
 
 def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
-    """Return the files below a directory that are still in their listed `state`."""
+    """Return the files below an output directory that nobody edited since ropext wrote them: each
+    is still in its listed `state`."""
     return {name for name in listing(directory) if is_in_state(directory / name, files.get(name))}
 
 
@@ -257,8 +259,8 @@ def is_settled(path: Path, status: os.stat_result) -> bool:
 
 
 def listed_digest(path: Path) -> str | None:
-    """Return the SHA-256 that the ropext.json in a file's folder lists for it, following symbolic
-    links."""
+    """Return the SHA-256 by which ropext knows the file at a path as its own, symbolic links
+    followed: the ropext.json in the same folder lists it; else None."""
     real = Path(os.path.realpath(path))
     listed = (files_in(real.parent) or {}).get(real.name)
     return listed if isinstance(listed, str) and _SHA256.fullmatch(listed) else None

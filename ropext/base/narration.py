@@ -250,7 +250,8 @@ def interruptible(
     caught: list[int] = []
 
     def answer(number: int, frame: Any) -> None:
-        """Note the signal and print the sentence; the next signal has its default effect."""
+        """Note a signal to stop long work and send the sentence to `say`; the next signal has its
+        default effect."""
         signal.signal(number, signal.SIG_DFL)
         caught.append(number)
         with suppress(RuntimeError):  # it came while a line was being written: no other fits in
@@ -293,7 +294,8 @@ def pausing(say: Say, show: Show = no_progress) -> Iterator[Show]:
     with interruptible(say, sentence) as stopping:
 
         def pause(done: int, total: int, what: str) -> None:
-            """Show the progress, and raise KeyboardInterrupt if Ctrl-C came."""
+            """Report the progress of long work to `show`, and stop the work with KeyboardInterrupt
+            if Ctrl-C came."""
             show(done, total, what)
             if stopping():
                 raise KeyboardInterrupt("interrupted; nothing was kept")

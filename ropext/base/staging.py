@@ -89,7 +89,8 @@ class Output:
 
 
 def check_output(output: Output) -> None:
-    """Raise if ropext may not write the output checkpoint or file; change nothing on the disk."""
+    """Raise if a command may not write its output to this path, a directory or a file; change
+    nothing on the disk."""
     path = output.path
     if not output.is_file and path.suffix.lower() == ".gguf":
         raise UsageError(
@@ -107,8 +108,8 @@ def real_place(output: Path) -> Path:
 
 
 def check_place(output: Path) -> None:
-    """Raise if ropext cannot write an output checkpoint or file of that name or in that
-    directory."""
+    """Raise if no command could write its output (--output) to this path, because of its name or
+    the directory above it."""
     if output.name in ("", ".", ".."):
         raise UsageError(f"{output} (--output) names no directory of its own; give -o OUT a name")
     if output.parts[0] == "ropext:":  # ropext://demo, as a path
@@ -129,7 +130,7 @@ def check_place(output: Path) -> None:
 
 
 def existing_parent(output: Path) -> Path:
-    """Return the innermost existing directory above an output checkpoint or file."""
+    """Return the innermost existing directory above the path of an output."""
     place = Path(os.path.realpath(output.parent))
     while not os.path.lexists(place):
         place = place.parent
@@ -137,7 +138,7 @@ def existing_parent(output: Path) -> Path:
 
 
 def check_space(output: Path, needed: int) -> None:
-    """Raise unless the disk of an output checkpoint or file has `needed` bytes free."""
+    """Raise unless the disk of a command's output path (--output) has `needed` bytes free."""
     place = existing_parent(output)
     free = shutil.disk_usage(place).free
     if needed > free:

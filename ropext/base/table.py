@@ -25,7 +25,8 @@ class Number(str):
     ci95: tuple[float, float] | None
 
     def __new__(cls, text: str, value: float, ci95: tuple[float, float] | None = None) -> Self:
-        """Make a table cell from the text of a number; keep the number and its interval."""
+        """Make a cell, for every format of a table, from the text of a number; keep the number and
+        its interval."""
         cell = super().__new__(cls, text)
         cell.value = value
         cell.ci95 = ci95
@@ -39,7 +40,7 @@ class Marked(str):
     remark: str
 
     def __new__(cls, name: str, remark: str) -> Self:
-        """Make a table cell from the name of a model and a remark on it."""
+        """Make a cell, for every format of a table, from the name of a model and a remark on it."""
         cell = super().__new__(cls, f"{name} ({remark})")
         cell.name = name
         cell.remark = remark
@@ -66,8 +67,8 @@ HIDDEN = ("Cc", "Cf", "Cs", "Co")  # categories of Unicode: control, format, sur
 
 
 def wrapped_line(text: str, first: str = "", rest: str = "  ") -> str:
-    """Wrap a line of a command's output at its spaces, to the terminal's 120 columns; `first`
-    begins the first row, `rest` each further one."""
+    """Wrap a line of any table or message at its spaces, to 120 columns; `first` begins the first
+    row, `rest` each further one."""
     if len(first + text) <= WIDTH:
         return first + text
     room = max(WIDTH - max(len(first), len(rest)), 20)
@@ -149,7 +150,8 @@ def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
 
 
 def verdict_first(lines: Sequence[str], tables: Iterable[Table]) -> str:
-    """Return sentences as text for a terminal, then the tables that they were made from."""
+    """Format sentences as text for a terminal, then the tables that they were made from in padded
+    columns."""
     parts = [as_text((), lines), as_text(tables)]
     return "\n\n".join(filter(None, parts))
 

@@ -330,8 +330,9 @@ def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
 
 
 def _old_engines_agree(config: dict[str, Json], model: Model) -> bool:
-    """Return whether the transformers 4 spellings of an unextended config alone give the rope dicts
-    of stock transformers 5. If so, `ropext plan` counts engines that read only these as exact."""
+    """Return whether `ropext plan` counts engines that read only the transformers 4 spellings of an
+    unextended config as exact. It does if these alone give the rope dicts of stock transformers
+    5."""
     older = copy.deepcopy(config)
     text_part(older, model.path).pop("rope_parameters", None)
     try:
@@ -342,14 +343,16 @@ def _old_engines_agree(config: dict[str, Json], model: Model) -> bool:
 
 
 def _in_doubt(reading: LoaderReading, verdict: Verdict, why: str) -> LoaderReading:
-    """Return a loader's reading of a model with another verdict and ropext's own reason for it."""
+    """Return a loader's reading of a carrier, for `ropext plan`, with another verdict and ropext's
+    own reason for it."""
     return replace(reading, verdict=verdict, why=why, flag="", has_reason=True)
 
 
 def _of_two_spellings(
     plain: Iterable[LoaderReading], modern: Iterable[LoaderReading], older_agrees: bool
 ) -> tuple[LoaderReading, ...]:
-    """Return how loaders read an unextended model if the two spellings of its config disagree.
+    """Return the readings by loaders that `ropext plan` lists for an unextended model if the two
+    spellings in its carrier, a config, disagree.
 
     A loader that ignores rope_parameters alone (`modern`) uses the older spelling. Among the
     loaders that know both spellings, only transformers was measured.

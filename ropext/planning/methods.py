@@ -211,8 +211,8 @@ class Recommendation:
 
 
 def form_name(rope_type: str | None) -> str:
-    """Return a rope type as a plan and docs/methods.md name it: `default` holds a theta and nothing
-    else."""
+    """Return how a plan and docs/methods.md name the rope type that `extend` would write: `default`
+    is theta, because it holds nothing else."""
     return "theta" if rope_type == "default" else rope_type or "-"
 
 
@@ -355,8 +355,8 @@ def _not_measured(carrier: Carrier, names: Sequence[str], trusted: RopeSite) -> 
 
 
 def loaders_by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the loaders by the `extend` options whose result each reads exactly; under "" the
-    loaders that have none."""
+    """Return, for a plan or its refusal, the loaders by the `extend` options whose result each
+    reads exactly; under "" the loaders that have none."""
     grouped = dict[str, list[str]]()
     for loader, options in nearest.items():
         grouped.setdefault(options, []).append(loader)

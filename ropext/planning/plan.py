@@ -154,12 +154,12 @@ class ExtensionPlan:
         return join_for_shells(*line, "-o", self.words.name)
 
     def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
-        """Return the facts of the plan as names and values; if `briefly`, only the reasons for
-        it."""
+        """Return the facts of a planned extension, before anything is written, as names and values;
+        if `briefly`, only the reasons for the plan."""
         return []
 
     def compare_methods(self) -> Table:
-        """Return the plan's table that compares the methods; it has no rows if nothing
+        """Compare the methods that a plan can choose from, in a table; it has no rows if nothing
         distinguishes them."""
         return self.methods_table
 
@@ -390,8 +390,8 @@ class Plan(ExtensionPlan):
         return [("written as", ", ".join(written)), ("attention", attention)]
 
     def compare_methods(self) -> Table:
-        """Return the plan's table that compares the methods: pairs extrapolated, compression, rope
-        type."""
+        """Compare the methods that a plan can choose from, in a table without measurements: pairs
+        extrapolated, compression, rope type."""
         rows = []
         for row in self.methods:
             cells = ["-", "-", "-"]
