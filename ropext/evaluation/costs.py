@@ -132,7 +132,8 @@ def work_of(lineup: Lineup, reads: Workload) -> list[Passes]:
 
 
 def num_parameters(model: Any) -> int:
-    """Count the weights of a model, loaded or on the meta device."""
+    """Count the weights of a model, loaded or on the meta device, for the costs of a
+    measurement."""
     count = 0
     for parameter in model.parameters():
         # bitsandbytes packs two 4-bit weights into a byte.

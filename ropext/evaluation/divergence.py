@@ -42,8 +42,8 @@ Positions = npt.NDArray[np.int64]
 
 
 def compared_positions(frame: LossStatistics, lengths: Sequence[int]) -> Positions:
-    """Return the positions of a document's tokens at which --kl compares a model with the base, in
-    the tails before lengths."""
+    """Return the positions in a document, in the tails before lengths, at which the forward passes
+    of --kl compare a model with the base."""
     wanted = set[int]()
     for length in lengths:
         start, stop = frame.tail_span(length)[:2]
@@ -65,31 +65,35 @@ class Against:
 
 
 def states_folder(frame: LossStatistics) -> str:
-    """Return the folder of the base's states (--kl) in its store."""
+    """Return the folder in the base's store for the states that its forward passes over documents
+    leave for --kl."""
     return f"states-{_tails(frame)}"
 
 
 def against_key(frame: LossStatistics, base: str) -> str:
-    """Return a key for the comparison with the base (--kl), from its store and the compared
-    tokens."""
+    """Return a key for the forward passes that compare a model with the base (--kl), from the
+    base's store and the compared tokens."""
     return digest([base, _tails(frame)])[:8]
 
 
 def divergence_folders(frame: LossStatistics, base: str, regime: str) -> tuple[str, str]:
-    """Return the folders of a model's divergence and agreement (--kl) in a regime."""
+    """Return the folders for the divergence and agreement (--kl) that a model's forward passes over
+    documents give in a regime."""
     key = against_key(frame, base)
     return comparison_folder(DIVERGENCE, key, regime), comparison_folder(AGREEMENT, key, regime)
 
 
 def _tails(frame: LossStatistics) -> str:
-    """Return a key for the tokens that --kl compares, from the lengths and the tail of a frame."""
+    """Return a key for the tokens of documents that the forward passes of --kl compare, from the
+    lengths and the tail of a frame."""
     return digest([list(frame.lengths), frame.tail])[:8]
 
 
 def served_lengths(
     frame: LossStatistics, regimes: Mapping[str, int], of_pass: int
 ) -> tuple[int, ...]:
-    """Return the measured lengths whose numbers come from a pass of `of_pass` tokens."""
+    """Return the measured lengths whose numbers come from a document's forward pass of `of_pass`
+    tokens."""
     passes = tuple(regimes.values())
     return tuple(length for length in frame.lengths if length_at_least(passes, length) == of_pass)
 

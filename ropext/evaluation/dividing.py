@@ -1,4 +1,5 @@
-"""Divide the documents of a choice by their content: some choose the method, others judge it."""
+"""Divide the documents of a choice (`--method auto`) by their content: some choose the method,
+others judge it."""
 
 import json
 from collections.abc import Sequence
@@ -38,8 +39,9 @@ class Divided:
 
 
 def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges: bool) -> Divided:
-    """Read the documents of `--method auto` and divide them: some choose the method, the others
-    give the verdict. If `has_judges`, documents elsewhere give it, and all of these choose.
+    """Read the documents for a measured comparison of methods and divide them: some choose the
+    method, the others give the verdict. If `has_judges`, documents elsewhere give it, and all of
+    these choose.
 
     Raise InputError if there are too few documents.
     """
@@ -59,7 +61,8 @@ def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges:
 
 
 def write_documents(file: Path, documents: Sequence[Document]) -> None:
-    """Write documents of `--method auto` as lines of JSON, a conversation under its own key."""
+    """Write the documents for a measured comparison of methods as lines of JSON, a conversation
+    under its own key."""
     lines = list[str]()
     for document in documents:
         key = "text" if isinstance(document.content, str) else "messages"
@@ -98,7 +101,8 @@ def _documents_of(
 def _divided(
     able: Sequence[Document], short: Sequence[Document], target: int
 ) -> tuple[list[Document], list[Document]]:
-    """Return the documents for the verdict, and the documents for the choice.
+    """Return the documents for the verdict of a measured comparison, and the documents for its
+    choice.
 
     A document that shares passages with possible training text of a fit moves to the choice, and
     the next one replaces it.

@@ -265,8 +265,8 @@ def _bundled_questions(
 
 
 def read_passages(path: str) -> tuple[KnownAnswer, ...]:
-    """Read the questions of --passages, a JSONL file: {"question": TEXT, "answers": [TEXT, ...],
-    "passages": [...]}."""
+    """Read the questions that a measurement takes from --passages, a JSONL file: {"question": TEXT,
+    "answers": [TEXT, ...], "passages": [...]}."""
     if not Path(path).is_file():
         raise InputError(f"--passages {path} is no file")
     known = list[KnownAnswer]()
@@ -290,13 +290,14 @@ def read_passages(path: str) -> tuple[KnownAnswer, ...]:
 
 
 def _is_nonempty_text(value: object) -> TypeGuard[str]:
-    """Return whether a value in a --passages file is a text that is not blank."""
+    """Return whether a value in the --passages file of a measurement is a text that is not
+    blank."""
     return isinstance(value, str) and bool(value.strip())
 
 
 def _are_nonempty_texts(value: object) -> TypeGuard[list[str]]:
-    """Return whether a value in a --passages file is a list of one text or more, none of them
-    blank."""
+    """Return whether a value in the --passages file of a measurement is a list of one text or more,
+    none of them blank."""
     return (
         isinstance(value, list) and bool(value) and all(_is_nonempty_text(text) for text in value)
     )

@@ -185,8 +185,8 @@ class NanInLogits(InputError):
 
 
 def no_matrix(why: str) -> UnsupportedModel:
-    """Return the error for a model whose head has to be a matrix; `why` names the option that needs
-    it."""
+    """Return the error for a model whose forward passes over documents need its head as a matrix;
+    `why` names the option that needs it."""
     return UnsupportedModel(
         f"{why}: the head of this model is more than a matrix, or its body does not run apart from "
         "it; leave the option out"

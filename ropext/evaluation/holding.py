@@ -81,8 +81,8 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> InMe
 
 
 def _merged_adapters(model: "PreTrainedModel") -> str:
-    """Return the names of the adapters whose deltas PEFT has added in place to the weights of a
-    model in memory."""
+    """Return the names of the adapters that PEFT has merged in place into a model in memory, so
+    that no variant can read documents without them."""
     names = dict[str, None]()
     for module in model.modules():
         for name in getattr(module, "merged_adapters", ()):
@@ -91,8 +91,8 @@ def _merged_adapters(model: "PreTrainedModel") -> str:
 
 
 def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
-    """Return a copy of the given tokenizer; without one load the tokenizer of the model's own
-    directory."""
+    """Return the tokenizer for the documents of a measured model in memory: a copy of the given
+    one, else loaded from the model's own directory."""
     if given is not None:
         return copy.deepcopy(given)
     name = name_of_loaded(live)
@@ -103,8 +103,8 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
 
 
 def _origin(live: "PreTrainedModel") -> Snapshot | None:
-    """Open the checkpoint that a model in memory was loaded from, if transformers keeps its name;
-    else return None."""
+    """Open the checkpoint from which a measured model in memory was loaded, if transformers keeps
+    its name; else return None."""
     name = name_of_loaded(live)
     commit = getattr(live.config, "_commit_hash", None)
     is_directory = name != "" and Path(name, CONFIG).is_file()

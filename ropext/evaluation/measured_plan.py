@@ -44,8 +44,8 @@ PLAINEST = ("default", "linear", "yarn", "llama3", "longrope")
 
 
 def closed_forms(snapshot: Snapshot, recipe: Extend) -> tuple[dict[str, Plan], dict[str, str]]:
-    """Return the plan of every method that competes on the documents, and of the recipe's own
-    method, which has the recipe's knobs.
+    """Return, for a measured comparison on documents, the plan of every method that competes, and
+    of the recipe's own method with the recipe's knobs.
 
     Also return the reasons why the other methods cannot be written. Raise if the recipe names a
     method that cannot be written.
@@ -57,7 +57,8 @@ def closed_forms(snapshot: Snapshot, recipe: Extend) -> tuple[dict[str, Plan], d
             methods.append(method)
 
     def plan(method: str) -> Plan:
-        """Return the plan of a method; only the recipe's own method gets the recipe's knobs."""
+        """Return the plan of a method for a measured comparison; only the recipe's own method gets
+        the recipe's knobs."""
         if method == recipe.method:
             return plan_of(snapshot, recipe, snapshot.name)
         return plan_of(snapshot, recipe.changed(method=method, **no_knobs), snapshot.name)
@@ -68,8 +69,8 @@ def closed_forms(snapshot: Snapshot, recipe: Extend) -> tuple[dict[str, Plan], d
 def plans_to_measure(
     methods: Iterable[str], plan: Callable[[str], Plan], asked: str | None = None
 ) -> tuple[dict[str, Plan], dict[str, str]]:
-    """Return the plan of every method whose loss on documents can be compared, and the reasons why
-    the others cannot be written.
+    """Return the plan of every method whose loss on documents a measurement can compare, and the
+    reasons why the others cannot be written.
 
     Raise the error of `asked` if it cannot be written, or the first error if no method can.
     """
@@ -90,15 +91,16 @@ def plans_to_measure(
 
 
 def preferred_in_ties(plans: Mapping[str, Plan]) -> list[str]:
-    """Return the measured methods in the order in which one is taken if their losses are equal.
+    """Return the methods of a measured comparison in the order in which one is taken if their
+    losses on the documents are equal.
 
     First come methods that keep the model's mRoPE, then methods that are exact in more loaders,
     then plainer forms.
     """
 
     def tie_key(label: str) -> tuple[bool, int, int]:
-        """Return the sort key of a measured method: whether mRoPE is lost, the negative number of
-        exact loaders, and the place of its form in PLAINEST."""
+        """Return the sort key of a method in a measured comparison: whether mRoPE is lost, the
+        negative number of exact loaders, and the place of its form in PLAINEST."""
         made = plans[label]
         lost = made.model.mrope and made.main.params["rope_type"] not in ("default", "yarn")
         exact = {reading.loader for reading in made.readings if reading.verdict == "same"}
@@ -110,7 +112,7 @@ def preferred_in_ties(plans: Mapping[str, Plan]) -> list[str]:
 def memory_only_variants(
     snapshot: Snapshot, recipe: Extend, folding: FoldOptions | None = None
 ) -> list[Variant]:
-    """Return the model with Self-Extend in memory, which is measured on the documents but never
+    """Return a variant for a measured comparison: the model with Self-Extend in memory, never
     recommended; nothing if the model has no such plan.
 
     Raise the error instead if the user gave `folding`.
@@ -137,7 +139,7 @@ class MethodComparison:
 
     @property
     def variants_of_plans(self) -> list[Variant]:
-        """Return the model under each compared plan as a variant that reads the documents."""
+        """Return a variant for each plan of the measured comparison; it reads the documents."""
         variants = list[Variant]()
         for label, plan in self.plans.items():
             variants.append(Variant(label, EXTENDED, self.snapshot, plan.config))
@@ -145,18 +147,18 @@ class MethodComparison:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """Return all variants that read the documents of the comparison, the base first."""
+        """Return all variants that read the documents of the measured comparison, the base
+        first."""
         return (Variant(BASE, BASE, self.snapshot), *self.variants_of_plans, *self.beside)
 
     @property
     def labels(self) -> list[str]:
-        """Return the labels of the variants that are compared on the documents, all except the
-        base."""
+        """Return the labels of all variants in the measured comparison except the base."""
         return [variant.label for variant in self.variants[1:]]
 
     def readable(self, computing: Computing) -> "MethodComparison":
-        """Return the comparison without the variants in memory that the loaded model's code cannot
-        compute: not all attention can be folded."""
+        """Return the measured comparison without the variants in memory that the loaded model's
+        code cannot compute: not all attention can be folded."""
         able = list[Variant]()
         for variant in self.beside:
             with suppress(RopextError), computing(variant):
@@ -213,11 +215,11 @@ class Measured:
 
     @property
     def taken(self) -> Plan:
-        """Return the plan of the recommended method."""
+        """Return the plan of the method that a measured comparison on documents recommends."""
         return self.plans[self.ranking.taken]
 
     def to_json(self) -> JsonObject:
-        """Return the ranking of methods measured on documents, with its data, as `ropext plan
+        """Return the ranking of a measured comparison on documents, with its data, as `ropext plan
         --measure` prints it."""
         return self.ranking.to_json() | {
             "left_out": dict(self.left_out),
@@ -228,8 +230,8 @@ class Measured:
 
 
 def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
-    """Rank the closed forms by their loss on a user's documents, and return the ranking with its
-    plans."""
+    """Run a measured comparison: rank the closed forms by their loss on a user's documents, and
+    return the ranking with its plans."""
     hooks = call.hooks
     trust = call.trust_remote_code
     model = request.model
@@ -269,7 +271,8 @@ def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
 
 
 def _announce(hooks: Hooks, evaluation: Evaluation, methods: list[str], tokens: int) -> None:
-    """Print the costs of `ropext plan --measure` before the model reads the documents."""
+    """Report the costs of a measured comparison (`ropext plan --measure`) before the model reads
+    the documents."""
     length = length_text(evaluation.reads.frame.longest)
     num = len(evaluation.reads.documents)
     if num < 8:

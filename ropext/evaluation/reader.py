@@ -159,7 +159,8 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """Return the sizes that decide how a model, loaded or on the meta device, reads documents."""
+    """Return the sizes of a model, loaded or on the meta device, that decide the memory of its
+    forward passes over documents."""
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
     hidden = int(config.hidden_size)

@@ -125,7 +125,8 @@ def _score_of_generated_answer(
 
 
 def _crop_cache(cache: "Cache", count: int, length: int) -> bool:
-    """Remove the last `count` tokens from a cache; return False if this cache cannot do that."""
+    """Remove a question's last `count` tokens from the cache, back to the prompt that questions
+    share; return False if this cache cannot do that."""
     try:
         cache.crop(-count)
     except (RuntimeError, NotImplementedError, ValueError):  # ValueError: before transformers 5.18
@@ -231,12 +232,14 @@ PINNED = "ropext_pinned"  # a rope_type that transformers' update function does 
 
 
 def _is_dynamic(rope_type: object) -> bool:
-    """Return whether transformers chooses the frequencies of this rope type by the length."""
+    """Return whether transformers chooses this rope type's frequencies by the length, so that they
+    need pinning while a document is read in chunks."""
     return isinstance(rope_type, str) and ("dynamic" in rope_type or rope_type == "longrope")
 
 
 def _rope_types(module: Any) -> dict[str | None, str]:
-    """Return the rope types of a rotary module by layer type (None if it has one rotation)."""
+    """Return the rope types of a rotary module, to pin them while a document is read, by layer type
+    (None if it has one rotation)."""
     kinds = getattr(module, "rope_type", None)
     if isinstance(kinds, dict):
         return dict(kinds)
@@ -245,8 +248,8 @@ def _rope_types(module: Any) -> dict[str | None, str]:
 
 @contextmanager
 def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
-    """Make every rotation the same as in a single forward over a document of `length` tokens,
-    inside the `with` block.
+    """Keep every rotation as in a single forward pass over `length` tokens, inside the `with` block
+    that reads documents or questions.
 
     transformers recomputes `dynamic` and chooses between the two sets of `longrope` from the
     largest position of every forward call. Read in chunks, the cache would hold keys of several
@@ -269,8 +272,8 @@ def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
 
 
 def _settle(module: Any, length: int) -> None:
-    """Bring a rotary module to its state after one forward of `length` tokens from its first
-    state."""
+    """Pin a rotary module for reading a document: bring it to its state after one forward of
+    `length` tokens from its first state."""
     import torch
 
     types = _rope_types(module)
@@ -295,7 +298,7 @@ def _settle(module: Any, length: int) -> None:
 
 def _state(module: Any) -> dict[str, Any]:
     """Return the rope type, frequencies, cached length and attention scaling of a rotary module, to
-    restore them."""
+    restore them after a document is read."""
     names = [
         name
         for name in (*vars(module), *module._buffers)
@@ -306,7 +309,8 @@ def _state(module: Any) -> dict[str, Any]:
 
 
 def put(module: Any, name: str, value: Any) -> None:
-    """Set a buffer of a rotary module, which no checkpoint holds, or an attribute."""
+    """Set a buffer of a rotary module, which no checkpoint holds, or an attribute, to pin or
+    restore it around a pass over a document."""
     if name in module._buffers:
         module.register_buffer(name, value, persistent=False)
     else:

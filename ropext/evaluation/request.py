@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 
 def named_or_held(model: object) -> "str | PreTrainedModel":
-    """Return the name of a model to evaluate, or the model itself if it is in memory."""
+    """Return the name of a model that is to read documents and questions, or the model itself if it
+    is in memory."""
     if hasattr(model, "config") or inner_model_argument(model):
         unwrapped = base_model(model, "evaluate")  # raises an error for a wrong type
         if unwrapped.get_output_embeddings() is None:
@@ -109,8 +110,8 @@ class EvaluationRequest:
         without_weights = list[Evaluation]()
 
         def decide(place: str) -> None:
-            """Decide the evaluation of a GGUF from its directory, before the weights are
-            converted."""
+            """Choose the lengths, documents and questions of a GGUF's measurement from its
+            directory, before the weights are converted."""
             lineup = line_up(place, None, options, model)
             without_weights.append(self._decided(lineup, call))
 

@@ -56,7 +56,8 @@ class InMemoryModel:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def copied(self) -> "torch.nn.Module":
-        """Return a copy of the model that shares the memory of its weights."""
+        """Return a copy of the model that computes variants; it shares the memory of the
+        weights."""
         try:
             copied = copy.deepcopy(self.model, _shared(self.model)).eval()
         except Exception as error:  # any error of an attribute of the model
@@ -80,7 +81,7 @@ class InMemoryModel:
 
 def _shared(model: "torch.nn.Module") -> dict[int, object]:
     """Return a tensor with the same numbers for each weight of a model, by the weight's id, as
-    copy.deepcopy needs it."""
+    copy.deepcopy needs it for a copy that computes variants."""
     import torch
 
     shared = dict[int, object]()
@@ -106,24 +107,24 @@ class InMemorySnapshot(Snapshot):
     origin: Snapshot | None = None  # the checkpoint that its weights came from
 
     def require_weights(self) -> None:
-        """Do nothing: the weights are in memory."""
+        """Do nothing before documents are read: the weights are in memory."""
 
 
 def in_memory_model_of(snapshot: Snapshot) -> InMemoryModel | None:
-    """Return the model in memory to which a snapshot belongs; None for a directory."""
+    """Return the model in memory that a variant's snapshot belongs to; None for a directory."""
     return snapshot.held if isinstance(snapshot, InMemorySnapshot) else None
 
 
 def origin_of(snapshot: Snapshot) -> Snapshot:
-    """Return the checkpoint that a model's weights were loaded from; for a directory, itself."""
+    """Return the checkpoint from which a variant's weights were loaded; for a directory, itself."""
     if isinstance(snapshot, InMemorySnapshot) and snapshot.origin is not None:
         return snapshot.origin
     return snapshot
 
 
 def record_of_weights(snapshot: Snapshot) -> Record | None:
-    """Return the record of a model's extension, from the place that its weights were loaded
-    from."""
+    """Return the record of the extension of a variant's model, from the place that its weights were
+    loaded from."""
     return read_record(origin_of(snapshot).directory)
 
 
@@ -201,8 +202,8 @@ class Variant:
 
 
 def follows_length(config: dict[str, Json], longest: int) -> bool:
-    """Return whether stock uses another spectrum for a text of the longest length than for a short
-    one."""
+    """Return whether a forward pass of stock over the longest length uses another spectrum than a
+    pass over a short text."""
     sites = _sites(config)
     if sites is None:
         return _names_length(config)
@@ -210,8 +211,8 @@ def follows_length(config: dict[str, Json], longest: int) -> bool:
 
 
 def _sites(config: dict[str, Json]) -> tuple[RopeSite, ...] | None:
-    """Return the rotary embeddings of a config; None if it has none, or if its family is
-    unknown."""
+    """Return the rotary embeddings in a variant's config, whose spectra decide its passes; None if
+    it has none, or if its family is unknown."""
     try:
         return tuple(families.read(config).sites)
     except UnsupportedModel:
@@ -219,7 +220,8 @@ def _sites(config: dict[str, Json]) -> tuple[RopeSite, ...] | None:
 
 
 def _mixes_tokens(config: JsonObject) -> bool:
-    """Return whether 8-bit weights make the loss of a token depend on the tokens after it.
+    """Return whether 8-bit weights make the loss of a token depend on later tokens of the same
+    forward pass.
 
     LLM.int8 (Dettmers et al. 2022) keeps a column of activations in 16 bits if any token of the
     pass has an outlier there.
@@ -231,15 +233,16 @@ def _mixes_tokens(config: JsonObject) -> bool:
 
 
 def _names_length(config: dict[str, Json]) -> bool:
-    """Return whether the config of an unknown family names a spectrum that depends on the
-    length."""
+    """Return whether a variant's config of an unknown family names a spectrum that depends on the
+    length, and so needs a forward pass for each length."""
     named = set(_texts(config.get("rope_scaling")))
     named |= set(_texts(config.get("rope_parameters")))
     return not named.isdisjoint(LENGTH_DEPENDENT)
 
 
 def _texts(value: Json) -> Iterator[str]:
-    """Yield every text in a piece of a config, except keys."""
+    """Yield every text in a piece of a variant's config, except keys, to find spectra that need
+    several forward passes."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -251,7 +254,8 @@ def _texts(value: Json) -> Iterator[str]:
 
 
 def _regime(site: RopeSite, length: int) -> Any:
-    """Return a value that is equal for two lengths if stock uses the same spectrum at both."""
+    """Return a value that is equal for two lengths if stock uses the same spectrum at both, so that
+    one forward pass can serve them."""
     spectrum = site.rope.spectrum
     if site.params["rope_type"] == "dynamic":
         return max(length, site.rope.original_context)
@@ -357,8 +361,8 @@ class ModelReach:
 
 
 def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
-    """Return the lengths that a model reads, from its config; `stated` is the user's value of the
-    trained context."""
+    """Return the lengths at which a model reads documents, from its config; `stated` is the user's
+    value of the trained context."""
     try:
         model = families.read(snapshot.config, context=stated)
     except UnsupportedModel:
@@ -381,8 +385,8 @@ def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
 
 
 def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> ModelReach:
-    """Return the lengths that a model reads if its config or a table carries the position
-    scheme."""
+    """Return the lengths at which a model reads documents if its config or a table carries the
+    position scheme."""
     has_table = bool(scheme.tensors)
     if has_table and stated is not None and stated > scheme.context:
         raise UsageError(
@@ -399,8 +403,8 @@ def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> Model
 
 
 def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
-    """Return the length in the config of a model without rotary embeddings; None if there is
-    none."""
+    """Return the length, in its config, at which a model without rotary embeddings reads documents;
+    None if there is none."""
     if scheme is not None and scheme.context:
         return scheme.context
     for key in LENGTH_KEYS:
@@ -411,8 +415,8 @@ def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
 
 
 def _uncarried(snapshot: Snapshot, scheme: Positions | None, stated: int | None) -> ModelReach:
-    """Return the lengths that a model reads if no config extends its position scheme, such as
-    slopes."""
+    """Return the lengths at which a model reads documents if no config extends its position scheme,
+    such as slopes."""
     stored = _stored_length(snapshot, scheme)
     context = stated or int(stored or 0)
     limit = int(stored or context)

@@ -36,18 +36,19 @@ class PromptEncoder(Encoder, Protocol):
     """A tokenizer that tasks in words need."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, for the answer to a retrieval question."""
+        """Return the text of token ids, with which a retrieval task checks its right answer."""
         ...
 
     @property
     def bos(self) -> int | None:
-        """Return the token that a reader puts before the prompt of a retrieval item, if there is
-        one."""
+        """Return the token for which a retrieval task leaves room, because a reader puts it before
+        an item's prompt; None if there is none."""
         ...
 
     def render(self, content: str, opening: str, between: str = "\n") -> str:
-        """Return the prompt of a retrieval question, whose answer begins with `opening`: plain,
-        with `between` before it, or through a chat template, which has its own separator."""
+        """Return the prompt that a retrieval task draws in words, whose answer begins with
+        `opening`: plain, with `between` before it, or through a chat template, which has its own
+        separator."""
         ...
 
 

@@ -57,8 +57,8 @@ class OwnTask(str):
 
 
 def own_task(word: object, bundled: Collection[str]) -> object:
-    """Return the task of a file or a function of own questions; return every other word of --tasks
-    unchanged."""
+    """Make a retrieval task from a file or a function of own questions; return every other word of
+    --tasks unchanged."""
     if isinstance(word, OwnTask):
         return word
     if callable(word):
@@ -76,7 +76,8 @@ def own_task(word: object, bundled: Collection[str]) -> object:
 
 
 def with_place(word: str, placed: Callable[[str], str]) -> str:
-    """Return a word of --tasks with its file's path as `placed` gives it; a name as it is."""
+    """Return the word of a retrieval task in --tasks with its file's path as `placed` gives it; a
+    name as it is."""
     if not _is_question_file(word):
         return word
     name, place = _name_and_file(word)
@@ -86,12 +87,13 @@ def with_place(word: str, placed: Callable[[str], str]) -> str:
 
 
 def _is_question_file(word: str) -> bool:
-    """Return whether a word of --tasks names a file of own questions."""
+    """Return whether the word of a retrieval task in --tasks names a file of own questions."""
     return word.lower().endswith(SUFFIX) or "/" in word or "\\" in word
 
 
 def _name_and_file(word: str) -> tuple[str, str]:
-    """Return name and path of NAME=FILE in --tasks; the name is empty if only the path is given."""
+    """Return the name of a retrieval task of own questions and its file's path, from NAME=FILE; the
+    name is empty if only the path is given."""
     name, equals, place = word.partition("=")
     if equals and name == _clean_task_name(name):
         return name, place
@@ -336,8 +338,8 @@ def own_items(
     lengths: Sequence[int],
     seed: int,
 ) -> tuple[list[tuple[Item, ...]], list[str]]:
-    """Return the user's own questions as a model reads them, each alone, and a warning about those
-    that fit no length."""
+    """Return the retrieval items of the user's own questions, each in a group alone, and a warning
+    about questions that fit no length."""
     before = 0 if encoder.bos is None else 1  # the BOS in front of a prompt
     groups = list[tuple[Item, ...]]()
     left_out = list[int]()

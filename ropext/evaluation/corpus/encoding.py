@@ -48,7 +48,8 @@ class Fingerprint:
     places: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # 0 start, 1 end
 
     def cut(self, share: float) -> "Fingerprint":
-        """Return a document's fingerprint for the first `share` of the part that a model reads."""
+        """Return the fingerprint of a document of the corpus for the first `share` of the part that
+        a model reads."""
         inside = self.places < share
         return Fingerprint(self.contents, self.passages[inside], self.places[inside] / share)
 

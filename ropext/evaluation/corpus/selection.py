@@ -210,7 +210,8 @@ def glue_documents(
 
 
 def _closed(document: Document, separator: int | None) -> Document:
-    """Return a document with the separator after its tokens; unchanged if there is no separator."""
+    """Return a document of the corpus with the separator after its tokens; unchanged if there is no
+    separator."""
     if separator is None:
         return document
     ids = np.append(document.ids, np.int32(separator))
@@ -218,7 +219,7 @@ def _closed(document: Document, separator: int | None) -> Document:
 
 
 def _joined(parts: list[Document]) -> Document:
-    """Return one document made of several, with their tokens and fingerprints."""
+    """Return one document made of several of the corpus, with their tokens and fingerprints."""
     name = parts[0].name
     if len(parts) > 1:
         name = f"{name} … {parts[-1].name}"
