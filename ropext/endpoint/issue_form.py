@@ -35,7 +35,8 @@ def program_at(url: str) -> str:
 def filled_issue_form(
     program: str, model_type: str, form: JsonObject, seen: str, versions: str
 ) -> str:
-    """Return the form about a server's check, filled in, as GitHub shows a submitted one."""
+    """Return the issue form about the running server behind an endpoint, filled in, as GitHub shows
+    a submitted one."""
     shown = f"```json\n{json.dumps(form, indent=1)}\n```"
     answers = (program, model_type, shown, seen, f"```text\n{versions}\n```")
     parts = [f"### {label}\n\n{answer}" for label, answer in zip(FORM, answers, strict=True)]

@@ -26,8 +26,8 @@ Pairs = list[tuple[int | None, float]]  # token id, if it is given, and log-prob
 
 
 def top_logprobs(answer: Json) -> Pairs:
-    """Return token id (if given) and log-probability of the best candidates for the first token
-    that a server generated."""
+    """Return from a running server's JSON answer the token id (if given) and log-probability of the
+    best candidates for its first token."""
     try:
         logprobs = answer["choices"][0]["logprobs"]
         if logprobs.get("content"):  # llama-server: a list of candidates with their ids
@@ -52,8 +52,8 @@ def token_id(text: str) -> int | None:
 
 
 def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int = 0) -> list[int]:
-    """Return fixed pseudo-random ids as a prompt for a server, in which a block repeats every
-    quarter.
+    """Return a prompt of fixed pseudo-random ids for the endpoint of a running server, in which a
+    block repeats every quarter.
 
     Repetition makes the next token predictable for a model that can look back by position. The ids
     are from the lower half of the vocabulary, which has no reserved ones. Another `draw` gives
@@ -91,7 +91,8 @@ def next_token(server: Server, model: str, ids: Sequence[int]) -> Pairs:
 
 
 def no_logprobs_error(server: Server, some: str = "no log-probabilities") -> InputError:
-    """Return an error that says how to check a server without log-probabilities."""
+    """Return an error that a running server's /v1/completions gives no log-probabilities, with
+    other ways to check it."""
     return InputError(
         f"--endpoint {server.root} returns {some} for /v1/completions, as LM Studio and Ollama do. "
         "What remains: `ropext eval --endpoint` asks it in words, and the log of llama.cpp (-lv 4) "
@@ -100,8 +101,8 @@ def no_logprobs_error(server: Server, some: str = "no log-probabilities") -> Inp
 
 
 def require_logprobs(server: Server, model: str) -> None:
-    """Raise InputError if a server returns no log-probabilities, before a model is loaded for
-    comparison."""
+    """Raise InputError if a running server's endpoint returns no log-probabilities to short
+    prompts, before a model is loaded."""
     for end in range(len(PROBED), 0, -1):
         if next_token(server, model, PROBED[:end]):
             return
@@ -109,8 +110,8 @@ def require_logprobs(server: Server, model: str) -> None:
 
 
 def special_tokens(directory: Path) -> list[int]:
-    """Return the ids that begin, end or pad a text, from config.json; a prompt for a server avoids
-    them."""
+    """Return the ids that begin, end or pad a text, from config.json; a prompt of ids for a running
+    server avoids them."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     tokens = list[int]()
     for part in (config, *config.values()):

@@ -78,7 +78,8 @@ class WantedQuestions:
 
 
 def room_of(worded: TaskWording) -> int:
-    """Return the number of tokens that a server may generate for an answer."""
+    """Return the number of tokens that a running server may generate for its answer to a question
+    in words."""
     return max(worded.room, LEAST_ROOM)
 
 
@@ -240,6 +241,6 @@ def _end_of_text(text: str, length: int) -> str:
 
 
 def sentences_of(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the sentences of the user's texts (--haystack text), which surround the needles for a
-    server."""
+    """Return the sentences of the user's texts (--haystack text), which surround the needles in the
+    questions in words for a running server."""
     return tuple(sentence for text in texts for sentence in split_sentences(text))

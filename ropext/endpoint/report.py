@@ -28,7 +28,8 @@ WORDS = {
 
 
 def endpoint_of(run: Measurement) -> JsonObject:
-    """Return the facts about the server of a run."""
+    """Return the facts that a run kept about the running server, such as its URL and how its
+    prompts are counted."""
     assert run.facts.endpoint is not None  # a run of a server has it
     return run.facts.endpoint
 
@@ -126,7 +127,7 @@ def _depth_table(run: Measurement) -> Table:
 
 
 def _found_text(cells: Sequence[HeatCell], depth: float, length: int) -> str:
-    """Return how many questions at a depth and a length the server found: `7 of 8`."""
+    """Return how many answers of a running server at a depth and a length are right: `7 of 8`."""
     count = 0
     right = 0.0
     for cell in cells:
@@ -198,7 +199,8 @@ def _reach_line(name: str, reached: Mapping[str, Any]) -> str:
 
 
 def write_server_report(run: Measurement) -> None:
-    """Write report.md, report.html and plots/*.png of a server's evaluation into its folder."""
+    """Write report.md, report.html and plots/*.png about the answers of a running server into the
+    folder of its run."""
     assert run.path is not None  # it was kept
     endpoint = endpoint_of(run)
     asked = f"questions in words to {endpoint['url']}, answered greedily"
@@ -214,8 +216,8 @@ def write_server_report(run: Measurement) -> None:
 
 
 def _depth_pictures(run: Measurement) -> Drawn:
-    """Return pictures of depth by length over the questions that the server read; none if
-    matplotlib is not installed."""
+    """Return pictures of a running server's answers, depth by length, over the questions that it
+    read; none if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         return {}
     models = {

@@ -35,8 +35,8 @@ class ServerMetrics(GateMetrics):
     reads_text: bool = False
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
-        """Return the metrics that an evaluation of a server measures at every length: the share of
-        each task, and of all together."""
+        """Return the metrics of a running server's answers at every length: the share of each task,
+        and of all together."""
         tasks = self.options.tasks
         at = list[str]()
         whole = list[str]()
@@ -115,9 +115,9 @@ def _token_range(numbers: Sequence[int]) -> list[int] | None:
 
 
 def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str, Json]:
-    """Return the longest length up to which a server finds at least 90 % of the needles: by the
-    share itself, and by the lower end of its interval. A length with a refused or truncated
-    question is not reached."""
+    """Return the longest length up to which a running server's answers find at least 90 % of the
+    needles: by the share itself, and by the lower end of its interval. A length with a refused or
+    truncated question is not reached."""
     by_point = 0
     by_interval = 0
     interval_holds = True

@@ -51,7 +51,7 @@ def copy_adapter_weights(joined: "nn.Module", adapter: Path) -> None:
 
 
 def _check_size(model: "PreTrainedModel", given: dict[str, Json], size: int) -> None:
-    """Raise ValueError if an adapter's config makes PEFT allocate more memory for a loaded model
+    """Raise ValueError if a LoRA's config makes PEFT take more memory, on top of a model in memory,
     than a file of `size` bytes can fill."""
     import peft
 

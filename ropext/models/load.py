@@ -172,7 +172,8 @@ class Loading:
 def loading_of(
     options: "DocumentOptions", trust_remote_code: bool = False, masked: bool = False
 ) -> Loading:
-    """Return the settings by which the options of an evaluation load a model into memory."""
+    """Return the settings for loading a model's weights into memory, from the options of an
+    evaluation: dtype, device and attention."""
     import torch
 
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -287,7 +288,8 @@ def memory_errors(sentence: str) -> Iterator[None]:
 
 
 def out_of_memory(what: str, remains: str = "finished documents are kept") -> str:
-    """Return the sentence about a loaded model that ran out of memory while it read `what`."""
+    """Return the sentence that a loaded model took more memory than there is while it read `what`,
+    and which options help."""
     return (
         f"out of memory while reading {what}; {remains}: run again with a smaller --chunk (e.g. "
         "2048), a smaller --slice-memory, or --dtype bfloat16"
@@ -338,8 +340,8 @@ def report_memory_used(
 
 
 def _inactive_file_bytes() -> int:
-    """Return the bytes of page cache in a container's memory that the kernel takes back first; 0
-    if it does not report them."""
+    """Return the bytes of page cache in a container that a model in memory may take, because the
+    kernel takes them back first; 0 if it does not report them."""
     stat = CGROUP / "memory.stat"
     lines = stat.read_text("ascii").splitlines() if stat.exists() else []
     return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

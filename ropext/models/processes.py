@@ -50,7 +50,7 @@ def is_fsdp() -> bool:
 
 
 def processes_of_each_row() -> int:
-    """Return the number of processes that share a row, each with the model in memory: with context
+    """Return how many of the processes that share a model in memory share a row: with context
     parallelism each reads a piece of it."""
     return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
 
@@ -81,8 +81,8 @@ def check_rows(rows: int, tokens: int, short: int = 0) -> None:
 
 
 def check_fsdp(qlora: bool, train: str) -> None:
-    """Raise UsageError if the processes of a launch with FSDP cannot load the model or share these
-    options."""
+    """Raise UsageError if the processes of a launch with FSDP cannot share the model in memory, by
+    their config or with these options."""
     if not is_fsdp():
         return
     wanted = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
@@ -100,8 +100,8 @@ def check_fsdp(qlora: bool, train: str) -> None:
 
 
 def keep_float32(plugin: "FullyShardedDataParallelPlugin | None") -> None:
-    """Keep in float32 the numbers of a model in memory that accelerate's FSDP2 would round to
-    bfloat16.
+    """Keep in float32 the numbers of a model, shared between processes, that accelerate's FSDP2
+    would round to bfloat16.
 
     They are the loss, and the gradients while they are added up over the processes.
     """
@@ -126,8 +126,8 @@ def from_first(value: Found) -> Found:
 
 
 def ask_first_process(ask: Callable[[], Found]) -> Found:
-    """Return the result of `ask`, which needs the model in memory: with FSDP only the first process
-    has its weights."""
+    """Return to all processes that share a model in memory the result of `ask`, which needs it:
+    with FSDP only the first has its weights."""
     if not is_fsdp():
         return ask()
     # The others wait for it.

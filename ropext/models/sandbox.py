@@ -33,7 +33,8 @@ MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
 
 
 def build_tokenizer(directory: str) -> int:
-    """Load the tokenizer of a model by transformers in the child process, and return its length."""
+    """Load a model's tokenizer on trial in the child process, before ropext itself loads it into
+    memory, and return its length."""
     from transformers import AutoTokenizer
 
     return len(AutoTokenizer.from_pretrained(directory, trust_remote_code=False))
@@ -56,8 +57,8 @@ def encode_text(file: str) -> tuple[int, int]:
 def render_chat_template(
     template: str, messages: "Json", words: "dict[str, Json]", opening: bool
 ) -> str:
-    """Render a conversation through a model's chat template in the child process, as stock
-    transformers does."""
+    """Render a conversation through the chat template of a loaded model in the child process, as
+    stock transformers does."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     words |= {"chat_template": template, "add_generation_prompt": opening}
@@ -75,14 +76,14 @@ class AnswerParser:
     """
 
     def __init__(self) -> None:
-        """Begin without an answer of a model to parse in the child process; the first template
-        begins one."""
+        """Begin without an answer of a loaded model to parse in the child process; the first
+        template begins one."""
         self.parser: Any = None
         self.spent = 0.0  # seconds, on this answer
 
     def __call__(self, template: "Json", prompt: str, text: str, ends: bool) -> "Json":
-        """Return the events of the next piece of a model's answer, parsed in the child process; a
-        template begins another answer to `prompt`."""
+        """Return the events of the next piece of a loaded model's answer, parsed in the child
+        process; a template begins another answer to `prompt`."""
         started = time.perf_counter()
         events = []
         if template is not None:
@@ -101,7 +102,7 @@ class AnswerParser:
 
 
 def main() -> None:
-    """Answer questions about the tokenizer and the chat template of a loaded model in the child
+    """Answer each question about a loaded model's tokenizer, chat template or answer in the child
     process, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     answers: dict[str, Callable[..., object]] = {

@@ -26,8 +26,8 @@ _idle: dict[tuple[str, int], subprocess.Popen[str]] = {}
 
 
 def ask_sandbox(kind: str, question: JsonObject, size: int = 0) -> Json:
-    """Return the answer of a child process that loads a tokenizer, renders a chat template or
-    parses a model's answer.
+    """Return the answer of the child process that loads a model's tokenizer on trial, renders a
+    loaded model's chat template or parses its answer.
 
     Its limits grow with the size of the files that it reads. Raise ValueError with its reason if it
     refuses, and TimeoutError if it ended itself.
@@ -133,12 +133,14 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
 
 
 def _is_tokenizer_file(name: str) -> bool:
-    """Return whether transformers may read a file to load a tokenizer."""
+    """Return whether transformers may read a file when a model's tokenizer is loaded into
+    memory."""
     return "/" not in name and not name.endswith((".safetensors", ".py", ".md"))
 
 
 def _needs_trial(snapshot: Snapshot) -> bool:
-    """Return whether loading a tokenizer may take longer than the size of its files suggests.
+    """Return whether a model's tokenizer needs a trial before it is loaded into memory: loading may
+    take longer than the size of its files suggests.
 
     That happens if they are converted, or if its class receives a number that it may count to.
     """
@@ -154,8 +156,8 @@ def _needs_trial(snapshot: Snapshot) -> bool:
 
 @contextmanager
 def tokenizer_panics_refused(model: str, what: str) -> Iterator[None]:
-    """Turn a panic of `tokenizers`, which is no Exception, into an InputError about the model's
-    tokenizer."""
+    """Turn a panic of `tokenizers`, which is no Exception, into an InputError that the tokenizer
+    loaded with a model cannot read `what`."""
     try:
         yield
     except BaseException as error:

@@ -26,8 +26,8 @@ def check_config(
         return
 
     def within_keys(key: str, keys: Iterable[str]) -> bool:
-        """Return whether a checked key of config.json is one of these keys, contains one, or
-        is inside one."""
+        """Return whether a key of config.json that the check compares with the base is one of these
+        keys, contains one, or is inside one."""
         return any(f"{key}.".startswith(f"{k}.") or f"{k}.".startswith(f"{key}.") for k in keys)
 
     edits = {edit.key: edit for edit in families.diff(claim.base, config)}

@@ -76,7 +76,8 @@ def ask_next_tokens(
 
 
 def answers_twice(url: str, lengths: tuple[int, ...], vocab_size: int) -> KeptAnswers:
-    """Return the answers of an unscaled server to prompts of these lengths, requested twice."""
+    """Return the answers of an unscaled server, to compare another with, to prompts of these
+    lengths, requested twice."""
     server = server_at(url)
     model, _ = model_and_limit(server, url)
     first = ask_next_tokens(server, model, lengths, vocab_size)
@@ -85,7 +86,8 @@ def answers_twice(url: str, lengths: tuple[int, ...], vocab_size: int) -> KeptAn
 
 
 def write_kept_answers(answers: KeptAnswers, path: Path) -> None:
-    """Write the answers of an unscaled server to a file, for use while it does not run."""
+    """Write an unscaled server's answers to a file, so that it need not run when another server is
+    compared with it."""
     if path.exists():
         raise OutputExists(
             f"--fingerprint {path} is there already; give another name, or leave --plain out"
@@ -94,7 +96,8 @@ def write_kept_answers(answers: KeptAnswers, path: Path) -> None:
 
 
 def read_kept_answers(path: Path) -> KeptAnswers:
-    """Return the answers of an unscaled server that `write_kept_answers` wrote."""
+    """Return the answers of the unscaled server, to compare another server with, from the file of
+    `write_kept_answers`."""
     data = read_object(path)
     try:
         if data["schema"] != SCHEMA:
@@ -113,7 +116,8 @@ def read_kept_answers(path: Path) -> KeptAnswers:
 
 
 def _kept_pairs(rows: Json) -> list[Pairs]:
-    """Return the unscaled server's candidates after each prompt from a file."""
+    """Return from a file the unscaled server's candidates after each prompt, to compare another
+    server with."""
     every = list[Pairs]()
     for row in rows:
         every.append([(token, float(value)) for token, value in row])

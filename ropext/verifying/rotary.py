@@ -52,8 +52,8 @@ def check_spellings(config: dict[str, Json], model: Model, recorded: bool) -> It
 
 
 def _misled_engines(model: Model) -> list[str]:
-    """Return, for the check of spellings, the engines that read rope_parameters alone differently
-    in the newest measured version."""
+    """Return the engines by which the check judges a spelling that is left out: their newest
+    measured version reads rope_parameters alone differently."""
     params = model.scaled_sites[0].params
     read = partial(
         loaders.readings,

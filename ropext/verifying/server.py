@@ -287,8 +287,8 @@ def _require_agreement(probed: ServerAnswers, context: int) -> None:
 
 
 def _announce_prompts(question: ServerQuestion) -> None:
-    """Print how many prompts the server gets, and how many tokens transformers reads here to check
-    it."""
+    """Report to the check's listener how many prompts the server gets, and how many tokens
+    transformers reads here to check it."""
     lengths = [length for prompts in question.prompts.values() for length in prompts]
     question.say(
         f"the server is asked {len(lengths)} prompts of up to {question.longest:,} tokens "
@@ -344,8 +344,8 @@ class _ReferenceTexts:
         return {(size, length): row for length, row in zip(lengths, found, strict=True)}
 
     def _estimate_rest(self, first: int, seconds: float) -> None:
-        """Print how long transformers takes to check a server, from the seconds of the first and
-        shorter text: attention grows with the length."""
+        """Report to the check's listener how long transformers takes, from the seconds of the first
+        and shorter text: attention grows with the length."""
         left = (self.question.work - self.done) / first * seconds
         slowest = left * self.question.longest / first
         said = f"that takes about {duration(left)} to {duration(slowest)} here"
@@ -389,8 +389,8 @@ def depends_on_length(config: JsonObject) -> bool:
 
 
 def prompt_lengths_of_text(length: int, context: int) -> list[int]:
-    """Return the lengths of the prompts to the server from one text: in its second half, or beyond
-    the context."""
+    """Return the lengths of the prompts by which a server is compared with its plan, from one text:
+    in its second half, or beyond the context."""
     first = max(length // 2, 1)
     if length > context:
         first = context + 1

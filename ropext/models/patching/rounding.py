@@ -128,16 +128,16 @@ def _hadamard(size: int, device: torch.device) -> Tensor:
 
 
 def hadamard_size_of_keys(kind: str, width: int) -> int:
-    """Return the size of the matrix by which a model's keys of this width are multiplied before
-    rounding, as llama.cpp does; 0 for none."""
+    """Return the size of the matrix by which a patched model multiplies its keys of this width
+    before it rounds them, as llama.cpp does; 0 for none."""
     if not hadamard_size_of_values(kind, width):
         return 0
     return width & -width  # the largest power of two that divides it
 
 
 def hadamard_size_of_values(kind: str, width: int) -> int:
-    """Return the size of the matrix by which a model's values of this width are multiplied before
-    rounding, as llama.cpp does; 0 for none."""
+    """Return the size of the matrix by which a patched model multiplies its values of this width
+    before it rounds them, as llama.cpp does; 0 for none."""
     if kind in (UNROUNDED, "fp8") or width % LEAST_TURN:
         return 0
     return LEAST_TURN
@@ -166,7 +166,8 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
     def attend_and_keep(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: object
     ) -> Attended:
-        """Attend as the layer of the loaded model would, and keep its keys and values."""
+        """Attend for a layer of the patched model as its own attention would, and keep its keys and
+        values."""
         seen[module] = (k, v)
         return inner(module)(module, q, k, v, mask, **rest)
 

@@ -340,8 +340,8 @@ def _probed_queries_and_keys(live: "PreTrainedModel") -> dict[nn.Module, list[tu
     def attend_and_keep(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
     ) -> tuple[Tensor, None]:
-        """Attend as stock, and keep the queries and keys of each module of the loaded model that
-        sees the whole text, to find out how it rotates."""
+        """Attend as stock in a model in memory that a patch probes; if a module sees the whole
+        text, keep its queries and keys, to find out how it rotates."""
         for name, what in ARGUMENTS.items():
             if rest.get(name) is not None:
                 raise UnsupportedModel(f"self-extend: {type(module).__name__} has {what}")

@@ -154,7 +154,8 @@ def model_without_weights(cls: type[PreTrainedModel], config: PreTrainedConfig) 
 
 
 def text_modules(model: PreTrainedModel, text: PreTrainedConfig) -> NamedModules:
-    """Return the modules of the text model that transformers built, with their paths."""
+    """Return the modules of the text model that transformers built in the child process, with their
+    paths."""
     paths = [(n, m) for n, m in model.named_modules() if not NOT_TEXT.search(n.lower())]
     typed = [(n, m) for n, m in paths if isinstance(getattr(m, "config", None), type(text))]
     # If every part has a config class of its own (Blt), or none keeps its config, take all.
@@ -187,8 +188,8 @@ def attention_factor_at(module: nn.Module, label: str, last: int) -> float | Non
 
 
 def is_rotation(module: nn.Module) -> bool:
-    """Return whether a module of transformers with inverse frequencies rotates (Voxtral's embedding
-    of times adds)."""
+    """Return whether a module with inverse frequencies that the child process built rotates
+    (Voxtral's embedding of times adds)."""
     return hasattr(module, "config") or "Rotary" in type(module).__name__
 
 
@@ -285,7 +286,8 @@ def module_numbers(
 
 
 def changed_keys(one: Json, other: Json, path: str = "") -> list[str]:
-    """Return the dotted keys at which transformers reads two configs differently."""
+    """Return the dotted keys at which transformers, in the child process, reads the base and the
+    written directory differently."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return [] if type(one) is type(other) and one == other else [path]
     keys = {**one, **other}

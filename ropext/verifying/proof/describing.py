@@ -108,8 +108,8 @@ def repeated_layer_types(layer_types: list[str]) -> list[str]:
 
 
 def last_layer_type(cls: type[PreTrainedConfig], run: list[str]) -> str | None:
-    """Return the type that a config class of transformers forces on the last layer, whatever the
-    run; None if it forces none."""
+    """Return for the child's description the type that a config class forces on the last layer,
+    whatever the run; None if it forces none."""
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     if len(set(run)) == 1:
         return None
@@ -123,8 +123,8 @@ def last_layer_type(cls: type[PreTrainedConfig], run: list[str]) -> str | None:
 
 
 def keys_of_layer_types(cls: type[PreTrainedConfig]) -> dict[str, list[str]]:
-    """Return the keys of LAYERS_BY that a config class of transformers reads, each with its types
-    of the first two layers."""
+    """Return for the child's description the keys of LAYERS_BY that a config class of transformers
+    reads, each with its types of the first two layers."""
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     read = {}
     for key, values in LAYERS_BY.items():
@@ -141,8 +141,8 @@ def keys_of_layer_types(cls: type[PreTrainedConfig]) -> dict[str, list[str]]:
 
 
 def theta_of_scaled_dict(cls: type[PreTrainedConfig]) -> tuple[Json, Json]:
-    """Return the theta and the partial factor that a config class of transformers adds to a flat
-    rope dict without them."""
+    """Return the theta and the partial factor that a config class adds, in the child process, to a
+    flat rope dict without them."""
     try:
         made = config_of_class(
             cls, rope_scaling={"rope_type": "linear", "factor": 2.0}
@@ -153,8 +153,8 @@ def theta_of_scaled_dict(cls: type[PreTrainedConfig]) -> tuple[Json, Json]:
 
 
 def keys_with_other_spelling(cls: type[PreTrainedConfig]) -> set[str]:
-    """Return the keys of the default rope dict that follow a top-level key of transformers' config
-    if it has one."""
+    """Return for the child's description the keys of the default rope dict that follow a top-level
+    key of transformers' config if it has one."""
     keys = set()
     names = {
         "rope_theta": ("rope_theta", "rotary_emb_base"),
@@ -175,7 +175,8 @@ def keys_with_other_spelling(cls: type[PreTrainedConfig]) -> set[str]:
 
 
 def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, Json]:
-    """Return the meaning of each absent key to a config class of transformers."""
+    """Return for the child's description the meaning of each absent key to a config class of
+    transformers."""
     config = cls()
     out: dict[str, Json] = {}
     for key in VALUES:
@@ -212,8 +213,8 @@ def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, Json]:
 def values_added_by(
     cls: type[PreTrainedConfig], key: str, text_type: str, bare: type[PreTrainedConfig]
 ) -> dict[str, Json]:
-    """Return the values that a composite config of transformers adds to a text config with absent
-    keys.
+    """Return for the child's description the values that a composite config of transformers adds to
+    a text config with absent keys.
 
     `bare` is the class of that text config. Values that `bare` has by default do not count.
     """
@@ -243,7 +244,8 @@ class ProbedEmbedding:
         text: PreTrainedConfig,
         values: JsonObject,
     ) -> None:
-        """Find the rotary modules of a model that transformers built from these values."""
+        """Find the rotary modules of a model that transformers built from these values in the child
+        process."""
         self.child = child
         self.text = text
         self.given = dict(values)
@@ -270,8 +272,8 @@ class ProbedEmbedding:
         self.rope = config_value(text, "rope_parameters") or {}
 
     def inverse_frequencies(self, values: JsonObject) -> dict[str, list[float]]:
-        """Return the inverse frequencies that transformers' rotary modules of the type compute from
-        other values, by label; an empty dict if the class refuses them."""
+        """Return by label the inverse frequencies that the type's rotary modules compute in the
+        child process from other values; an empty dict if the class refuses them."""
         try:
             config = type(self.text).from_dict(copy.deepcopy(dict(values)))
             built = [(name, module(config)) for name, module in self.modules.items()]
@@ -280,8 +282,8 @@ class ProbedEmbedding:
             return {}
 
     def values_with_rope(self, entry: JsonObject, labels: Sequence[str]) -> dict[str, Json]:
-        """Return the values of transformers' text config with this rope dict; if the type has
-        labels, plain dicts for all other labels."""
+        """Return the values from which the child process builds a text config with this rope dict;
+        if the type has labels, plain dicts for all other labels."""
         plain: dict[str, Json] = {"rope_type": "default", "rope_theta": 10000.0}
         if self.labels == [""]:
             return self.values | {"rope_parameters": plain | dict(entry)}
@@ -291,8 +293,8 @@ class ProbedEmbedding:
         return self.values | {"rope_parameters": dicts}
 
     def pairs_by_label(self, values: JsonObject) -> dict[str, int]:
-        """Return the number of pairs that transformers' rotary modules of the type turn, by
-        label."""
+        """Return by label how many pairs the type's rotary modules turn if the child process builds
+        them from these values."""
         return {
             label: len(inv_freq) for label, inv_freq in self.inverse_frequencies(values).items()
         }
@@ -305,8 +307,8 @@ def _order_of_label(label: str) -> tuple[bool, str]:
 
 
 def rotation_size_keys(embedding: ProbedEmbedding) -> dict[str, str]:
-    """Return by label the config key that sizes the rotation: doubling it changes the number of
-    pairs that transformers turns."""
+    """Return by label the config key that sizes the rotation: the child process doubles it, and
+    transformers turns another number of pairs."""
     keys = dict.fromkeys(embedding.labels, "head_dim")
     values = embedding.given
     if "long_factor" in embedding.rope:  # one number for each pair, so no other size is possible
@@ -326,8 +328,8 @@ def rotation_size_keys(embedding: ProbedEmbedding) -> dict[str, str]:
 
 
 def partial_factor_keys(embedding: ProbedEmbedding) -> list[str]:
-    """Return the config keys of the partial factor that transformers' plain rotation follows; the
-    class's own first.
+    """Return for the child's description the config keys of the partial factor that transformers'
+    plain rotation follows; the class's own first.
 
     They are top-level keys. If only the rope dict's key has an effect, return that one name; if it
     has none, return no name.
@@ -357,8 +359,8 @@ def _declared_keys(config: PreTrainedConfig) -> list[str]:
 
 
 def theta_keys(embedding: ProbedEmbedding) -> dict[str, list[str]]:
-    """Return by label the keys outside the rope dicts that transformers' theta follows; the class's
-    own first."""
+    """Return by label the keys outside the rope dicts that change transformers' theta if the child
+    process changes them; the class's own first."""
     names: dict[str, list[str]] = {label: [] for label in embedding.labels}
     usual = embedding.inverse_frequencies(embedding.values)
     candidates = [key for key in _declared_keys(embedding.text) if THETA_KEY.search(key)]
@@ -383,8 +385,8 @@ def scaled_rope_dicts(pairs: int) -> dict[str, dict[str, Json]]:
 
 
 def scaling_rope_types(embedding: ProbedEmbedding, labels: list[str]) -> list[str]:
-    """Return `default` and the rope types that a class of transformers takes and that change its
-    frequencies."""
+    """Return for the child's description `default` and the rope types that a class of transformers
+    takes and that change its frequencies."""
     plain = embedding.inverse_frequencies(embedding.values_with_rope({}, labels))
     pairs = len(plain.get(labels[0], ())) if labels else 0
     taken = ["default"]
@@ -474,8 +476,8 @@ def rotates_only_windows(text: PreTrainedConfig, rotates: Sequence[bool | None])
 
 
 def family_row(embedding: ProbedEmbedding, cls: type[PreTrainedModel]) -> dict[str, Json]:
-    """Return how transformers' code reads the keys of a rotary type, as the fields of a family's
-    row."""
+    """Return the child's description of a rotary type, as the fields of a family's row: how
+    transformers' code reads its keys."""
     text = embedding.text
     code = sys.modules[cls.__module__]
     source = inspect.getsource(code)
@@ -514,7 +516,8 @@ def family_row(embedding: ProbedEmbedding, cls: type[PreTrainedModel]) -> dict[s
 
 
 def auto_class(config: PreTrainedConfig) -> str:
-    """Return the auto class of transformers that loads a type; "" if none lists it."""
+    """Return the auto class of transformers that the child process finds to load a type; "" if none
+    lists it."""
     import transformers
 
     names = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForImageTextToText")

@@ -80,7 +80,8 @@ def stored_tensors(directory: str) -> dict[str, tuple[str, list[int]]]:
 def load_empty_tensors(
     cls: type[PreTrainedModel], config: PreTrainedConfig, state: Mapping[str, object]
 ) -> tuple[PreTrainedModel | None, Fates]:
-    """Load empty tensors by transformers' from_pretrained; return the model and its report on them.
+    """Load empty tensors in the child process by transformers' from_pretrained; return the model
+    and its report on them.
 
     from_pretrained names the tensors that it cannot convert only in its log, and then raises. In
     this case return no model, and these names in the report.
@@ -120,8 +121,8 @@ def load_empty_tensors(
 def stored_names_by_parameter(
     model: PreTrainedModel, stored: Mapping[str, list[str]]
 ) -> dict[str, Sources]:
-    """Return the stored tensors that fill each parameter, as transformers does when it loads this
-    model (`convert_and_load_state_dict_in_model`)."""
+    """Return the stored tensors that fill each parameter of the child process's model, as when
+    transformers loads it (`convert_and_load_state_dict_in_model`)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
