@@ -32,8 +32,8 @@ class MethodPage:
     knobs: tuple[Knob, ...]
 
     def text(self, carried: str) -> str:
-        """Return the page that `ropext methods NAME` prints; `carried` is the sentence about the
-        place that stores the method."""
+        """Format the page that the command line prints for `ropext methods NAME`; `carried` is the
+        sentence about the place that stores the method."""
         lines = [
             f"{self.name}: {self.summary}",
             f"  paper    {self.paper}",
@@ -55,8 +55,8 @@ def _page_of(method: Method) -> MethodPage:
 
 
 def _folding_knobs() -> tuple[Knob, ...]:
-    """Return the options of Self-Extend for its page in `ropext methods`, with the text of their
-    help."""
+    """Return the flags of Self-Extend with their help, as the command `ropext methods self-extend`
+    prints them."""
     knobs = list[Knob]()
     for name, info in SelfExtend.model_fields.items():
         help_text = (info.description or "").removeprefix(f"{self_extend.NAME}: ")

@@ -28,7 +28,7 @@ class Heading(str):
     basic: bool  # shown by --help, not by --help-all alone
 
     def __new__(cls, panel: Panel, *, basic: bool) -> Self:
-        """Return the heading of a group of options in a command's help."""
+        """Make the heading that --help prints above a group of a command's options."""
         heading = super().__new__(cls, panel)
         heading.basic = basic
         return heading
@@ -186,11 +186,11 @@ def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
 
 
 def _length_parser(flag: str) -> Callable[[str], int]:
-    """Return a parser of lengths for typer whose errors name this flag."""
+    """Return the function by which typer reads a length from the command line; its errors name this
+    flag."""
 
     def parse(text: str) -> int:
-        """Return the length in a value of the command line, such as 32k; an error names the
-        flag."""
+        """Read a length such as 32k from the command line, for typer; an error names the flag."""
         return parse_length(text, flag)
 
     return parse

@@ -53,8 +53,8 @@ def _prints(text: str) -> bool:
 
 
 def as_json(data: Any) -> str:
-    """Return the text that --json prints. If stdout cannot print a character, every non-ASCII
-    one is escaped."""
+    """Return the JSON that a command prints on stdout for --json. If stdout cannot print a
+    character, every non-ASCII one is escaped."""
     data = values_json(data)
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if _prints(text.replace("\n", "")):
@@ -226,7 +226,8 @@ def call_of(
 
 
 def stoppable() -> AbstractContextManager[Callable[[], bool]]:
-    """Return a context in which Ctrl-C stops the command's work after its current piece."""
+    """Return a context in which Ctrl-C prints a sentence on stderr and stops the command's work
+    after its current piece."""
     return interruptible(
         fail, "interrupted; stopping after the current piece (Ctrl-C again ends at once)"
     )

@@ -145,8 +145,8 @@ def _print_memory_fit(
 
 
 def _unextended_text(served: "Served", verdict: str = "", *, details: bool) -> str:
-    """Return the text that `ropext plan` prints about a model that is served unchanged: one screen,
-    or all of it."""
+    """Choose the text that the command `ropext plan` prints about a model that is served unchanged:
+    one screen, or all of it as for --details."""
     from ropext.results.report import text
     from ropext.results.report.screen import served_screen
 

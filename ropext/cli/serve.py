@@ -122,8 +122,8 @@ def command(
 
 
 def _served_names(given: list[str]) -> tuple[str, ...]:
-    """Return each name of --served-model-name once; raise UsageError if a client could not send
-    one."""
+    """Read --served-model-name from the command line, each name once; raise UsageError if a client
+    could not send one."""
     if not "".join(given).isprintable():
         raise UsageError("--served-model-name takes a name of printable characters")
     return tuple(dict.fromkeys(given))

@@ -83,8 +83,8 @@ def beside(method: str | None) -> tuple[str, ...]:
 
 
 def check_known(name: str) -> None:
-    """Raise UsageError if no list of methods has this name: rotary scalings, position tables,
-    self-extend."""
+    """Raise UsageError if a name is no method of scaling: not for rotary embeddings, not for
+    position tables, and not self-extend."""
     if name not in tables.METHODS and name != self_extend.NAME:
         find(name)
 

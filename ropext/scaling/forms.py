@@ -219,8 +219,8 @@ def softmax_factor(params: Params) -> float:
 
 
 def steepness(params: Mapping[str, Any]) -> float:
-    """Return how much more than usual stock's float32 loses in the ramp of a rope dict whose ends
-    are close together.
+    """Return how much more than usual the ramp of a yarn or llama3 form magnifies stock's float32
+    rounding, if its ends are close together.
 
     (x - low)/(high - low) magnifies the rounding of x by about high/(high - low). Return 1 if that
     stays within the usual bounds: the ends are whole numbers, or far apart.
@@ -368,8 +368,8 @@ def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> 
 
 
 def _share(turning: int, dim: int) -> float:
-    """Return the partial_rotary_factor of a rope dict that stock's int(p * d // 2) turns back into
-    this many pairs."""
+    """Return the partial_rotary_factor of the form `proportional` in which this many rotary pairs
+    turn: stock computes int(p * d // 2)."""
     share = 2 * turning / dim
     if int(share * dim // 2) != turning:
         return math.nextafter(share, 2.0)

@@ -34,7 +34,8 @@ class LongropeKnobs:
 
 
 def _check_factors(rope: Rope, factors: tuple[float, ...], which: str) -> None:
-    """Raise UsageError unless --pair-factors gives one positive number per rotary pair."""
+    """Raise UsageError unless LongRoPE's factors (--pair-factors) are one positive number per pair
+    of the rotary embedding."""
     pairs = rope.dim // 2
     if len(factors) != pairs:
         raise UsageError(
@@ -98,8 +99,8 @@ PairFactors = tuple[tuple[float, ...], tuple[float, ...] | None, float | None]
 
 
 def parse_pair_factors(text: str, name: str) -> PairFactors:
-    """Return the number of each rotary pair in a file of --pair-factors, and the attention factor
-    if the file has one.
+    """Return LongRoPE's pair factors, one number per rotary pair, and any attention factor, from
+    the text of a shared file (--pair-factors).
 
     The text may be a JSON list, or a JSON object with `pair_factors`, `long_factor` or
     `rescale_factors`, and `short_factor` (also inside `rope_scaling` or `rope_parameters`). It may
@@ -127,8 +128,8 @@ def parse_pair_factors(text: str, name: str) -> PairFactors:
 
 
 def _numbers(items: object, name: str) -> tuple[float, ...]:
-    """Return the numbers of a list in a file of --pair-factors; raise InputError if an item is no
-    number."""
+    """Return a list of LongRoPE's factors or lengths, from the text of a shared file, as numbers;
+    raise InputError if an item is no number."""
     if not isinstance(items, list):
         raise InputError(f"--pair-factors {name}: expected a list of numbers")
     try:
@@ -141,7 +142,8 @@ def _numbers(items: object, name: str) -> tuple[float, ...]:
 
 
 def _json_factors(text: str, name: str) -> PairFactors:
-    """Return the pair factors and the attention factor from a JSON file of --pair-factors."""
+    """Return LongRoPE's pair factors, one number per rotary pair, and any attention factor, from
+    the JSON text of a shared file."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -169,8 +171,8 @@ def _json_factors(text: str, name: str) -> PairFactors:
 
 
 def _attention(data: Mapping[str, object], name: str) -> float | None:
-    """Return the attention factor of a longrope dict in a file of --pair-factors, or None if it
-    determines none.
+    """Return LongRoPE's attention factor from the longrope dict that brings the pair factors; None
+    if the dict determines none.
 
     A stated factor wins; otherwise it is computed from the lengths, as stock does.
     """
