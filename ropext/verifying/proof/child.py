@@ -119,8 +119,8 @@ def model_class(
 
 
 def model_without_weights(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    """Return the model that transformers builds from a config, with real buffers, which include its
-    inverse frequencies, and no parameters."""
+    """Return the model that transformers builds in the child process from a config, with real
+    buffers, which include its inverse frequencies, and no parameters."""
     import torch
     from accelerate import init_empty_weights
     from torch.overrides import TorchFunctionMode
@@ -225,8 +225,8 @@ def rotary_numbers(modules: NamedModules, length: int | None = None) -> list[Bui
 
 
 def softmax_scales(modules: NamedModules) -> dict[str, tuple[float, float | None]]:
-    """Return for each attention module of a built model the factor of q·k, and 1/sqrt(head dim) if
-    it is known."""
+    """Return for each attention module that the child process built the factor of q·k, and
+    1/sqrt(head dim) if it is known."""
     scales = {}
     for name, module in modules:
         if "Attention" not in type(module).__name__:
@@ -239,7 +239,8 @@ def softmax_scales(modules: NamedModules) -> dict[str, tuple[float, float | None
 
 
 def make_rope_plain(config: PreTrainedConfig, seen: set[int]) -> None:
-    """Set every rope dict of a config of transformers to the default type; keep its other keys."""
+    """Set every rope dict of a config of transformers in the child process to the default type;
+    keep its other keys."""
     for value in list(vars(config).values()):
         if hasattr(value, "to_diff_dict") and id(value) not in seen:
             seen.add(id(value))
@@ -277,7 +278,8 @@ def attention_factors(
 def module_numbers(
     model: PreTrainedModel, path: list[str], length: int | None = None
 ) -> BuiltNumbers:
-    """Return the numbers that the rotary and attention modules of a built model compute."""
+    """Return the numbers that the rotary and attention modules of a model compute in the child
+    process."""
     modules = text_modules(model, text_config(model.config, path))
     return {
         "rotary": rotary_numbers(modules, length),
@@ -334,7 +336,7 @@ def build_base(
 
 
 def config_without_quantiser(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the config as transformers can build it on this machine.
+    """Return the config as transformers can build it in the child process, on this machine.
 
     Drop its attention implementation and its quantiser's loader, which would need packages or a GPU
     and change nothing about positions.
@@ -356,7 +358,7 @@ def sibling_module(name: str) -> ModuleType:
 
 
 def read_config(directory: str, trust: bool) -> PreTrainedConfig:
-    """Return the config of a directory as transformers reads it.
+    """Return the config of a directory as transformers reads it in the child process.
 
     If transformers does not know the type and no code is trusted, use the config class of the first
     architecture of transformers that the config names.

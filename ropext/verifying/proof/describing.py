@@ -90,8 +90,8 @@ def field_default(cls: type, key: str) -> int | float | str | None:
 
 
 def config_value(config: PreTrainedConfig, key: str) -> Json:
-    """Return the value that transformers reads for a key of a config; None if the config lacks it
-    or refuses."""
+    """Return the value that transformers, in the child process, reads for a key of a config; None
+    if the config lacks it or refuses."""
     try:
         return getattr(config, key, None)
     except Exception:  # heterogeneous configs refuse to name one value for all layers
@@ -373,8 +373,8 @@ def theta_keys(embedding: ProbedEmbedding) -> dict[str, list[str]]:
 
 
 def scaled_rope_dicts(pairs: int) -> dict[str, dict[str, Json]]:
-    """Return one rope dict of each scaled type, to try which of them a class of transformers
-    takes."""
+    """Return one rope dict of each scaled type: the child process tries which of them a class of
+    transformers takes."""
     original: dict[str, Json] = {"factor": 4.0, "original_max_position_embeddings": SHORT}
     return {
         "linear": {"factor": 4.0},
@@ -409,8 +409,8 @@ def has_unscaled_rotary(
     cls: type[PreTrainedModel],
     embedding: ProbedEmbedding,
 ) -> bool:
-    """Return whether a second rotary module of the same label keeps its frequencies when
-    transformers builds a scaled config."""
+    """Return whether a second rotary module of the same label keeps its frequencies when the child
+    process builds a scaled config."""
     before = embedding.built
     flat = embedding.labels == [""]
     if not flat or len(before) < 2:
@@ -436,8 +436,8 @@ def has_unscaled_rotary(
 def cache_widths(
     child: ModuleType, model: PreTrainedModel, text: PreTrainedConfig
 ) -> list[int | None]:
-    """Return by layer how many numbers of keys and values the projections of a built model make for
-    each token.
+    """Return by layer how many numbers of keys and values the projections of a model that the child
+    process built make for each token.
 
     A layer has None if it has no key projection, or more than one.
     """
@@ -457,8 +457,8 @@ def cache_widths(
 
 
 def is_interleaved(code: ModuleType) -> bool:
-    """Return whether a pair is two neighbouring dimensions, by the source of the functions of
-    transformers that rotate."""
+    """Return for the child's description whether a pair is two neighbouring dimensions, by the
+    source of transformers' functions that rotate."""
     for name, function in vars(code).items():
         if not re.search("rotate|rotary|rope", name) or not inspect.isfunction(function):
             continue
@@ -468,8 +468,8 @@ def is_interleaved(code: ModuleType) -> bool:
 
 
 def rotates_only_windows(text: PreTrainedConfig, rotates: Sequence[bool | None]) -> bool:
-    """Return whether the layers with windows of a small model rotate and no other attention layer
-    does."""
+    """Return for the child's description whether the layers with windows of a small model rotate
+    and no other attention layer does."""
     kinds = config_value(text, "layer_types") or []
     seen = {(bool(WINDOWED.search(k)), turns) for k, turns in zip(kinds, rotates, strict=False)}
     return {(True, True), (False, False)} <= seen and (False, True) not in seen

@@ -188,7 +188,8 @@ def find_parameter_filled_twice(
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Return whether two stored tensors have the same dtype, shape and bytes."""
+    """Return whether two stored tensors that the child process compares have the same dtype, shape
+    and bytes."""
     import torch
 
     if (one.dtype, one.shape) != (other.dtype, other.shape):
