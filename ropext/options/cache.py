@@ -23,7 +23,7 @@ class StoredCache:
 
     @property
     def name(self) -> str:
-        """Return the name of a `--kv` cache for a row's label, which also names a folder."""
+        """Return the value of the option --kv as a row's label. It also names a folder."""
         return self.keys if self.keys == self.values else f"{self.keys}-{self.values}"
 
 

@@ -97,8 +97,8 @@ ONLY = tuple(name for name in EndpointOptions.model_fields if name not in Evalua
 
 
 def is_port(given: Mapping[str, Any]) -> bool:
-    """Return whether the options of `eval` name a server. Without --endpoint, refuse the options
-    that only a server's evaluation has."""
+    """Return whether the option --endpoint is given. Without it, refuse each option that only the
+    evaluation of a server has."""
     if given.get("endpoint") is not None:
         return True
     for name in ONLY:
@@ -108,7 +108,8 @@ def is_port(given: Mapping[str, Any]) -> bool:
 
 
 def port_options(given: Mapping[str, Any]) -> EndpointOptions:
-    """Check the options of `eval --endpoint`; refuse an option about a model that ropext loads."""
+    """Check the options given along with --endpoint. Refuse an option about a model that ropext
+    loads."""
     for name in given:
         info = EndpointOptions.model_fields.get(name)
         is_served = info is not None and Trait.SERVED in info.metadata

@@ -278,8 +278,7 @@ class Extend(Extension):
 
 
 def knobs_for(options: Extend, method: str) -> object:
-    """Return the knobs of a method, from the options of an extension; refuse a knob of another
-    method."""
+    """Return the given options that are knobs of this --method. Refuse a knob of another method."""
     kind = scaling.find(method)
     given = dict[str, object]()
     for name in KNOBS:
@@ -294,8 +293,8 @@ def knobs_for(options: Extend, method: str) -> object:
 
 
 def resolve_target(options: Extend, context: int) -> int:
-    """Return how many tokens --target or --factor asks for; round up if a factor gives no whole
-    number."""
+    """Check the option --target or --factor, and return the tokens it asks for. Round up if a
+    factor gives no whole number."""
     if options.target is not None:
         target = options.target
         if target <= context:
@@ -322,7 +321,7 @@ def resolve_target(options: Extend, context: int) -> int:
 
 
 def _no_target_error(options: Extend, context: int) -> UsageError:
-    """Return the error for an extension without --factor and --target."""
+    """Return the error that neither of the options --factor and --target is given."""
     advice = f"give --factor 4, or --target {4 * context} (the model's context is {context})"
     if options.context is not None:
         advice += f"; --context N is what it was trained on, --target {context} what it is to read"
@@ -396,8 +395,8 @@ class Choosing(Options):
 
 
 def is_run(options: Mapping[str, Any], *later: object) -> bool:
-    """Return whether the options of `extend` make a recipe: they name later steps, `--method auto`,
-    or an option of it."""
+    """Return whether options of `extend` name --method auto, an option of it, or later steps. Such
+    options make a recipe."""
     is_choice = options.get("method") == AUTO
     has_choosing = any(name in options for name in Choosing.model_fields)
     return is_choice or has_choosing or any(later)

@@ -266,8 +266,8 @@ def _holds_documents(given: object) -> bool:
 
 
 def _document_rows(given: Any) -> Iterable[str | Mapping[str, Any]]:
-    """Return the documents that Python gives for an option such as --data: the rows of a table of
-    another library, one mapping as one row, or the iterable itself."""
+    """Convert the Python value of an option such as --data to documents. These are the rows of
+    another library's table, one mapping as one row, or the iterable itself."""
     rows: Iterable[str | Mapping[str, Any]] = given
     if isinstance(given, Mapping):
         if any(hasattr(part, "column_names") for part in given.values()):

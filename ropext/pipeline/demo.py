@@ -202,7 +202,7 @@ def _word(item: object) -> str:
 
 
 def judge(folder: Path) -> Sequence[Outcome]:
-    """Judge the demo's gates on its recipe's evaluation; leave out a gate that compares with a
+    """Judge the demo's gates on its recipe's evaluation. Leave out a gate that compares with a
     model not in it."""
     done = rundir.read_run(folder / EVALUATION)
     gates = [parse_gate(text) for text in GATES]
@@ -211,8 +211,8 @@ def judge(folder: Path) -> Sequence[Outcome]:
 
 
 def read_models(folder: Path) -> tuple[Measurement, Numbers]:
-    """Read both evaluations in the demo's folder; return the whole measurement, and the numbers of
-    each model by label."""
+    """Read both evaluations of the demo. Return the whole measurement, and the numbers of each
+    model by label."""
     of_recipe = rundir.read_run(folder / EVALUATION)
     in_memory = rundir.read_run(folder / "methods")
     everything = dict(in_memory.models)
@@ -285,7 +285,7 @@ def _verdict(tuned: Mapping[str, Value], truncated: Mapping[str, Value], name: s
 
 
 def _reading(values: Mapping[str, Value]) -> str:
-    """Return the demo's words about a model: its perplexity and its share of needles found."""
+    """Return the demo's words about a model: its perplexity, and its share of needles found."""
     sign = values[f"gain@{TARGET}"].sign
     keys = values[f"keys@{TARGET}"].value
     turn = "but" if (sign < 0) is (keys > 0.5) else "and"
@@ -306,7 +306,7 @@ def _goal(fitted: Mapping[str, Value]) -> str:
 
 
 def short_table(models: Numbers, rows: Rows) -> Table:
-    """Return the table that `ropext demo` prints, with two numbers of each model, as the README
+    """Return the table that `ropext demo` prints. It has two numbers of each model, as the README
     shows them."""
     note = "needles found: the share of planted facts that the model repeats when asked"
     named = [(rows[label], values) for label, values in models.items()]
@@ -340,8 +340,8 @@ def _write(demo: Demo) -> None:
 
 
 def _shares(models: Numbers) -> list[Curve]:
-    """Return the curves of the demo's overview picture: the share of questions that each model
-    answered, by length."""
+    """Return curves for the demo's overview: the share of questions that each model answered, by
+    length."""
     curves = list[Curve]()
     for label, values in models.items():
         lengths = list[float]()

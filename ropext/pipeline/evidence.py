@@ -45,7 +45,7 @@ class Evidence:
         return all(gate.passed for gate in self.gates)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the gates and verdicts of a recipe's run as JSON for outcome.json, without the
+        """Return the gates and verdicts of a recipe's run for outcome.json, without the
         measurement."""
         return {
             "gates": [values_json(vars(gate)) for gate in self.gates],

@@ -195,8 +195,8 @@ def output_source_of(snapshot: Snapshot, plan: ExtensionPlan, call: Call) -> Out
         return _table_source(snapshot, plan, growth, card, call)
 
     def prove(directory: Path) -> JsonObject:
-        """Do the verifying step of `extend`: report it, then start the proof that compares the
-        model of transformers with the plan."""
+        """Do the verifying step of `extend`. The proof compares the model of transformers with the
+        plan."""
         call.hooks.say("verifying: transformers builds the model from the written config")
         own_code = call.trust_remote_code
         return proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
@@ -211,14 +211,13 @@ def _table_source(
     card: Callable[[Record, str], Card],
     call: Call,
 ) -> DirectorySource:
-    """Return how `extend` writes the checkpoint of a model that rotates nothing, and then proves it
-    by transformers."""
+    """Return how `extend` writes and proves the checkpoint of a model that rotates nothing."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 
     position_tables = growing.find_tables(snapshot, growth.positions)
 
     def prove(directory: Path) -> JsonObject:
-        """Do the verifying step of `extend` for grown tables: compare the bytes of all other
+        """Do the verifying step of `extend` for grown tables. Compare the bytes of all other
         tensors with the base's, then the model that transformers builds with the plan."""
         call.hooks.say(
             "verifying: the bytes of all other tensors are compared, then transformers loads "
@@ -231,8 +230,8 @@ def _table_source(
         return {**compared, **proved.to_json()}
 
     def write_anew(directory: Path, show: Show) -> list[str]:
-        """Do the writing step of `extend` for grown tables: write their weight files; return notes
-        about tensors that are left out."""
+        """Do the writing step of `extend` for files with grown tables. Return notes about tensors
+        that are left out."""
         stale = growing.grow_files(snapshot, directory, growth, position_tables, show)
         why = "left out; transformers builds this buffer itself, at the new length"
         return [f"{name}: {why}" for name in stale]

@@ -70,7 +70,7 @@ class GgufJob:
         return self.plan
 
     def make(self, output: Path, call: Call) -> MadeExtension:
-        """Do `extend --as directory`: dequantise the weights, then write and verify the extended
+        """Do `extend --as directory`. Dequantise the weights, then write and verify the
         directory."""
         from ropext.models.dequantising import dequantise
 
@@ -88,7 +88,7 @@ class GgufJob:
 
 
 def prepare_gguf_extension(model: str, given: Mapping[str, Any], output: Path | None) -> GgufJob:
-    """Prepare `extend --as directory`: open the GGUF and plan the extension of its directory, from
+    """Prepare `extend --as directory`: open the GGUF, and plan the extension of its directory by
     the config and tokenizer that transformers reads."""
     from ropext.models.dequantising import write_gguf_without_weights
 
@@ -109,8 +109,7 @@ def prepare_gguf_extension(model: str, given: Mapping[str, Any], output: Path | 
 
 
 def asks_for_extension(given: Mapping[str, Any]) -> bool:
-    """Return whether `extend --as directory` also extends the GGUF, by the given options, or only
-    converts it."""
+    """Return whether `extend --as directory` extends the GGUF, or only converts it."""
     return bool(split_extend_options(given)[0])
 
 
@@ -126,7 +125,7 @@ def convert_gguf(model: str, output: Path, force: bool, say: Say = no_messages) 
 
 
 def _open_readable_gguf(model: str, output: Path | None, wish: Mapping[str, Any]) -> GgufFile:
-    """Open the GGUF for `extend --as directory`, if transformers can read it; refuse an output that
+    """Open the GGUF for `extend --as directory`, if transformers can read it. Refuse an output that
     equals, contains or is inside an input."""
     from ropext.models.dequantising import check_gguf_is_readable
 
@@ -140,8 +139,8 @@ def _open_readable_gguf(model: str, output: Path | None, wish: Mapping[str, Any]
 
 
 def _open_under_gguf_name(gguf: GgufFile, place: Path) -> Snapshot:
-    """Open the directory that `extend --as directory` made of a GGUF, under the name of the file,
-    by which the record names its base."""
+    """Open the directory that `extend --as directory` made, under the name of its GGUF. The record
+    names its base by it."""
     return replace(open_snapshot(str(place)), name=gguf.name)
 
 
@@ -156,8 +155,8 @@ def _plan_with_weights_note(snapshot: Snapshot, gguf: GgufFile, options: Extend)
 def fit_request(
     model: str, data: str, options: Fit, revision: str | None = None
 ) -> "TrainingRequest":
-    """Prepare the command `fit` for a model, and return its request; for a GGUF the output also
-    gets the fitted GGUF."""
+    """Prepare the command `fit` and return its request. For a GGUF the output also gets the fitted
+    GGUF."""
     from ropext.training.request import TrainingRequest
 
     finish = None

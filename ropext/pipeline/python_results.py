@@ -38,8 +38,8 @@ class Evaluated(Result, Measurement):
 
     @classmethod
     def of(cls, measured: Measurement) -> "Evaluated":
-        """Build the output of `ropext.evaluate` or `ropext.open` for its Python caller: the
-        measurement, with tables and the verdicts of gates."""
+        """Build the output of `ropext.evaluate` or `ropext.open`. It adds tables and the verdicts
+        of gates to a measurement."""
         return cls(
             measured.frame,
             measured.models,
@@ -63,8 +63,8 @@ class Evaluated(Result, Measurement):
 
     @property
     def title(self) -> str:
-        """Return a title for the output of `ropext.evaluate`: the names of the models, and the
-        folder of the run."""
+        """Return the models' names in the output of `ropext.evaluate`, and the folder of the
+        run."""
         kept = "" if self.path is None else f" in {self.path}"
         return f"<Evaluated{kept}: {', '.join(self.models)}>"
 
@@ -92,8 +92,7 @@ class Evaluated(Result, Measurement):
         return self.results
 
     def _same_documents(self) -> Measurement | None:
-        """Return the output of `ropext.evaluate` itself, since its models all read the same
-        documents."""
+        """Return the output of `ropext.evaluate`. Its models all read the same documents."""
         return self
 
 
@@ -123,7 +122,7 @@ class Extended(MadeExtension, Result):
 
 
 def _cell(item: Json) -> str:
-    """Return a config's value as a cell in the output table of `ropext.extend`; a number stays a
+    """Return a config's value as a cell in the output of `ropext.extend`. A number stays a
     number."""
     if isinstance(item, int | float) and not isinstance(item, bool):
         return Number(text.config_value_text(item), item)
@@ -216,7 +215,7 @@ class Ran(Result):
             ) from None
 
     def to_text(self) -> str:
-        """Return the output of `run` as text: the results, the state of each stage, and the next
+        """Return the output of `run` as text: the results, the state of each stage, the next
         commands."""
         measured = self.evidence.measured
         gates = self.evidence.gates
@@ -237,8 +236,8 @@ class Ran(Result):
 
 
 def measurement_of_result(given: object) -> Measurement | None:
-    """Return the measurement in the output that `ropext.evaluate`, `run` or `open` gave; None if
-    the value is no such output. Refuse a run without an evaluation."""
+    """Return the measurement in the output of `ropext.evaluate`, `run` or `open`, or None for
+    another value. Refuse a run without an evaluation."""
     if not isinstance(given, Ran):
         return given if isinstance(given, Measurement) else None
     if given.evidence.measured is None:

@@ -59,7 +59,7 @@ class MemorySource:
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
         """Raise an error if `ropext.save` gets no transformers model in memory, or if the output
-        exists: it overwrites nothing."""
+        exists. It overwrites nothing."""
         from transformers import PreTrainedModel
 
         if not isinstance(self.model, PreTrainedModel):
@@ -72,8 +72,8 @@ class MemorySource:
         return Output(output, reads=[name_of_loaded(base_model(self.model))])
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
-        """Write the output of `ropext.save`: the weights, the config and the tokenizer of the model
-        in memory; return the record with their identities and edits."""
+        """Write the output of `ropext.save`: the weights, the config and the tokenizer. Return the
+        record with their identities and edits."""
         with library_errors(output):
             base_model(self.model).save_pretrained(stage.directory)
             weights = dict[str, WeightFile]()
@@ -95,7 +95,7 @@ class MemorySource:
         return replace(record, weights=weights, edits=record.edits + edits)
 
     def finish(self, stage: Staged, record: Record, output: Path) -> Record:
-        """Write the card and the record in the output of `ropext.save`; return the record."""
+        """Write the card and the record in the output of `ropext.save`. Return the record."""
         origin = name_of_loaded(base_model(self.model))
         base = Path(origin) if origin else stage.directory  # which has no card yet
         note = write_card(stage.directory, self.card(record, output.name), base)
@@ -105,8 +105,8 @@ class MemorySource:
 
 
 def _clear_truncation(path: Path) -> None:
-    """Clear the truncation in the tokenizer.json of `ropext.save`'s output, which transformers has
-    just written."""
+    """Clear the truncation in the output of `ropext.save`. Transformers has just written its
+    tokenizer.json."""
     span = find_truncation(path)
     assert span is not None, path  # the edit clears it
     capped = path.with_name(f"{path.name}.capped")
@@ -143,7 +143,7 @@ def save(
     _check_finite(model)
 
     def prove(folder: Path) -> JsonObject:
-        """Prove the output of `ropext.save`: compare the model that transformers builds from it
+        """Prove the output of `ropext.save`. Compare the model that transformers builds from it
         with the patched model's plan."""
         from ropext.verifying import proof  # late: reading a model proves nothing
 
@@ -162,8 +162,8 @@ def save(
 
 
 def _check_quantised(live: "PreTrainedModel") -> None:
-    """Raise UnsupportedModel if `ropext.save` gets a model whose weights transformers cannot write
-    as they were loaded."""
+    """Raise UnsupportedModel if `ropext.save` gets weights that transformers cannot write as they
+    were loaded."""
     quantizer = getattr(live, "hf_quantizer", None)
     if quantizer is None or quantizer.is_serializable():
         return
@@ -175,8 +175,8 @@ def _check_quantised(live: "PreTrainedModel") -> None:
 
 
 def _card_of_saved(plan: ExtensionPlan, is_changed: bool, record: Record, title: str) -> Card:
-    """Return the card in the output of `ropext.save`, which states if the weights in memory changed
-    after the extension."""
+    """Return the card that `ropext.save` writes. It states if the weights changed after the
+    extension."""
     card = card_of(plan, record, title)
     if not is_changed:
         return card
@@ -185,8 +185,8 @@ def _card_of_saved(plan: ExtensionPlan, is_changed: bool, record: Record, title:
 
 
 def _check_finite(model: "PreTrainedModel") -> None:
-    """Raise InputError if `ropext.save` gets a model with a weight that is not finite, as after a
-    training that diverged."""
+    """Raise InputError if `ropext.save` gets a weight that is not finite, as after a training that
+    diverged."""
     import torch  # late: it takes a second
 
     for name, tensor in model.state_dict().items():
@@ -202,8 +202,7 @@ def _check_finite(model: "PreTrainedModel") -> None:
 
 
 def _base_of_record(live: "PreTrainedModel") -> dict[str, Json]:
-    """Return the entry about the base in the record that `ropext.save` writes of a model in
-    memory."""
+    """Return the base's entry in the record that `ropext.save` writes of a model in memory."""
     name = name_of_loaded(live)
     is_here = not name or Path(name).is_dir()
     return {

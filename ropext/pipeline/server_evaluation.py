@@ -29,8 +29,7 @@ def plan_server_evaluation(
     gates: Sequence[Gate] = (),
     output: Path | None = None,
 ) -> ServerPlan:
-    """Prepare the whole command `eval --endpoint`: ask the server for its model, and plan the
-    questions.
+    """Prepare the command `eval --endpoint`. Ask the server for its model, and plan the questions.
 
     Refuse a gate about anything else, and an output over, in or around an input.
     """
@@ -54,16 +53,16 @@ def plan_server_evaluation(
 
 
 def evaluate_server(plan: ServerPlan, output: Path | None, call: Call) -> Measurement:
-    """Do the whole command `eval --endpoint`: ask every question that the server has not answered
-    yet, and write the report."""
+    """Do the command `eval --endpoint`. Ask every question that has no answer yet, and write the
+    report."""
     for line in plan_lines(plan):
         call.hooks.say(line)
     return measure_server(plan, output, call, write_server_report)
 
 
 def _texts_around_needles(options: EndpointOptions) -> tuple[str, ...]:
-    """Do a step of the command `eval --endpoint`: read the texts of --data that surround the
-    needles in its questions."""
+    """Do a step of the command `eval --endpoint`. Read the texts of --data that surround its
+    needles."""
     if options.data is None or options.haystack != "text":
         return ()
     # late: most evaluations of a server need no texts
@@ -80,8 +79,8 @@ def _texts_around_needles(options: EndpointOptions) -> tuple[str, ...]:
 
 
 def _documents_as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> ServerTexts:
-    """Do a step of the command `eval --endpoint`: read the documents for the server's perplexity,
-    in the same tokens as the evaluation of a directory."""
+    """Do a step of the command `eval --endpoint`: read the documents for perplexity. An evaluation
+    of a directory would read the same tokens."""
     import numpy as np
 
     from ropext.evaluation.corpus import DocumentEncoder, Wanted
@@ -100,8 +99,8 @@ def _documents_as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> Se
 
 
 def _tokenizer_directory(options: EndpointOptions) -> Path:
-    """Choose, for the command `eval --endpoint`, the directory of --tokenizer or --against. Its
-    tokenizer encodes the texts for the perplexity."""
+    """Return the directory of --tokenizer or --against in `eval --endpoint`. Its tokenizer encodes
+    the command's texts for the perplexity."""
     if options.tokenizer is not None:
         return Path(options.tokenizer)
     if options.against is None or Path(options.against).is_file():

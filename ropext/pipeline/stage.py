@@ -248,8 +248,8 @@ def section_key(name: str, options: Options | None, digests: RunDigests, *words:
 
 
 def resumable_run(output: Path) -> AbstractContextManager[None]:
-    """Return a context for the stages of `run`: after an interrupt it prints the folder of the
-    finished stages."""
+    """Return a context for the stages of `run`. After an interrupt it prints the folder of the
+    finished ones."""
     folder = run_folder(output)
     remains = f"finished stages are kept in {folder}; run the same command to resume"
     return kept_after_interrupt(remains, partial(has_finished_step, folder))

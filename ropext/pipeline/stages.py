@@ -176,8 +176,7 @@ class FinetuneStage(CheckpointStage):
 
 
 def _training_counts(options: TrainingOptions, epochs: float | None = None) -> JsonObject:
-    """Return the estimated work of a recipe's fit or finetune stage in a dry run, by its options
-    alone."""
+    """Return the estimated work of a recipe's fit or finetune stage, by its options alone."""
     from ropext.training.defaults import MOST_STEPS
 
     steps = options.steps

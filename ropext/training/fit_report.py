@@ -39,7 +39,8 @@ def share_text(change: Value) -> str:
 
 
 def fit_result(done: Fitted) -> str:
-    """Return the text that `fit` prints at its end."""
+    """Return the report of a finished fit, as it is printed: the spectrum, its tables and the
+    cost."""
     what = f"the fitted RoPE frequencies, as {done.method}"
     if done.kept != FITTED:
         what = f"{done.start}, the starting point: the fit is not better at 95 % confidence"

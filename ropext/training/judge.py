@@ -36,7 +36,8 @@ def read_in_training(
     store: Store | None = None,
     pause: Show = no_progress,
 ) -> Measurement:
-    """Read held-out documents with a model in training, as it computes after its last step."""
+    """Judge a fine-tuning or a fit. Read held-out documents with the model as it computes after its
+    last step."""
     stores = {variant.label: store or Store()}
     progress = Progress(hooks=Hooks(show=pause))
     return Reader(lambda _: nullcontext(model)).measure([variant], reads, stores, progress)

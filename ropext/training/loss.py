@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in training into evaluation mode, inside the `with` block."""
+    """Put the model of a training into evaluation mode inside the `with` block. The block checks
+    its training loss or its rows."""
     training = model.training
     model.eval()
     try:

@@ -34,7 +34,7 @@ class TrainingSummary:
 
 
 def dry_run_text(objective: TrainingObjective[Any]) -> str:
-    """Return the text that `finetune --dry-run` or `fit --dry-run` prints: each setting with its
+    """Return the report of a planned fine-tuning or fit, for --dry-run: each setting with its
     source, then the needs."""
     settings = objective.settings
     counts = objective.needs
@@ -115,8 +115,8 @@ def record_section(
 
 
 def trained_to_retrieve_text(share: float) -> str:
-    """Return the sentence that the model was trained on retrieval questions; readers of its
-    retrieval scores must know that."""
+    """Return a fine-tuning's sentence that its training rows hold retrieval questions. Readers of
+    the retrieval scores must know that."""
     return (
         f"{share:.0%} of the training rows are retrieval questions worded like the task mkey, so "
         "its scores are those of a trained task."

@@ -61,7 +61,8 @@ class TrainingResult(Result):
         return self.work
 
     def _finished_before_error(self) -> InputError:
-        """Return the error of a question to a training that an earlier call finished."""
+        """Return the error that an earlier call finished the fine-tuning or fit. Its trained model
+        is not in memory."""
         return InputError(
             f"{self.output} was finished before, and its models and documents are not in memory; "
             "force=True (--force) trains again"
@@ -83,7 +84,7 @@ class TrainingResult(Result):
         return int(self.counted["target"])
 
     def to_json(self) -> dict[str, Json]:
-        """Return the values that `finetune --json` or `fit --json` prints."""
+        """Return the result of a fine-tuning or fit, as its --json prints it."""
         content = {"output": str(self.output), self.counted_as: values_json(self.counted)}
         for part in fields(self):
             if (write := part.metadata.get("json", values_json)) is not None:

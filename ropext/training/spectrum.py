@@ -55,11 +55,11 @@ class LearnedSpectrum(nn.Module):
         self.ceiling = max(ceiling, *self.start_factors)
 
     def forward(self) -> Moved:
-        """Return the pair factors and the attention factor of the learned spectrum."""
+        """Return the pair factors and the attention factor as the fit has moved them."""
         raise NotImplementedError
 
     def knobs(self) -> dict[str, Json]:
-        """Return the fields of a recipe that plan the present values of a learned spectrum."""
+        """Return the fields of a recipe that plan the spectrum learned by the fit so far."""
         raise NotImplementedError
 
     def values(self) -> tuple[tuple[float, ...], float]:
@@ -119,7 +119,8 @@ class LearnedPairFactors(LearnedSpectrum):
         return (self.start + offsets).exp(), attention.exp()
 
     def knobs(self) -> dict[str, Json]:
-        """Return the learned pair factors and attention factor as fields of a recipe."""
+        """Return the pair factors and the attention factor learned by the fit, as fields of a
+        recipe."""
         factors, attention = self.values()
         return {"pair_factors": factors, "attention_factor": attention}
 
@@ -155,12 +156,12 @@ class LearnedYarnRamp(LearnedSpectrum):
         self.attention = _trainable_zeros()
 
     def _ends(self) -> Moved:
-        """Return both ends of the learned YaRN ramp, as indices of pairs."""
+        """Return both ends of the fit's YaRN ramp, as indices of pairs."""
         low = self.low + RAMP_UNIT * self.ends[0]
         return low, low + self.width * self.ends[1].exp()
 
     def forward(self) -> Moved:
-        """Return the pair factors of the learned YaRN ramp, and the attention factor."""
+        """Return the pair factors of the fit's YaRN ramp, and the attention factor."""
         low, high = self._ends()
         # Stock clamps both ends to 0 .. dim - 1.
         low = low.clamp(min=0.0)
@@ -180,8 +181,7 @@ class LearnedYarnRamp(LearnedSpectrum):
         return super().outside()
 
     def knobs(self) -> dict[str, Json]:
-        """Return the betas and the attention factor of the learned YaRN ramp as fields of a
-        recipe."""
+        """Return the betas and the attention factor learned by the fit, as fields of a recipe."""
         with torch.no_grad():
             low, high = (float(end) for end in self._ends())
 
@@ -211,11 +211,11 @@ class LearnedTheta(LearnedSpectrum):
         self.offset = _trainable_zeros()
 
     def _shift(self) -> torch.Tensor:
-        """Return the logarithm of the learned theta over the model's own theta."""
+        """Return the logarithm of the fit's theta over the model's own theta."""
         return self.start + THETA_UNIT * self.offset
 
     def forward(self) -> Moved:
-        """Return the pair factors of the learned theta, and an attention factor of 1."""
+        """Return the pair factors of the fit's theta, and an attention factor of 1."""
         dim = self.rope.dim
         index = torch.arange(0, dim, 2, dtype=torch.float64, device=self.offset.device)
         shift = self._shift()
@@ -231,7 +231,7 @@ class LearnedTheta(LearnedSpectrum):
         return super().outside()
 
     def knobs(self) -> dict[str, Json]:
-        """Return the learned theta as the field of a recipe."""
+        """Return the theta learned by the fit, as the field of a recipe."""
         return {"theta": self.rope.theta * math.exp(float(self._shift().detach()))}
 
 

@@ -35,12 +35,12 @@ def _table_rows(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, d
 
 
 def _training_loss_cell(value: Value | None) -> str:
-    """Write the loss or perplexity of a fine-tuning's or a fit's table, without its interval."""
+    """Write the loss or perplexity in the table of a fine-tuning or a fit. It has no interval."""
     return "" if value is None else f"{value.value:.4f}"
 
 
 def _short_tax_cell(value: Value | None) -> str:
-    """Write the short tax of a fine-tuning or a fit in its table, with its sign."""
+    """Write the short tax in the table that reports a fine-tuning or a fit. It has a sign."""
     return "" if value is None else f"{value.value:+.4f}"
 
 
@@ -80,7 +80,7 @@ def _negative(gain: Value) -> Value:
 
 
 def _above_base_cell(value: Value | None) -> str:
-    """Write a loss above the base in a fine-tuning's table, with its interval."""
+    """Write a loss above the base in the table that reports a fine-tuning, with its interval."""
     if value is None:
         return ""
     if value.ci95 is None:
@@ -89,7 +89,7 @@ def _above_base_cell(value: Value | None) -> str:
 
 
 def _fit_answers_cell(value: Value | None) -> str:
-    """Write the share of right answers in a fit's table."""
+    """Write the share of right answers in the table that reports a fit."""
     return "" if value is None else f"{value.value:.2f} of {value.n}"
 
 

@@ -42,7 +42,8 @@ SECTION = "finetune of ropext.json"
 
 
 def finetune_result(done: Finetuned) -> str:
-    """Return the text that `finetune` prints at its end."""
+    """Return the report of a finished fine-tuning, as it is printed: its steps, losses and
+    notes."""
     target = done.training.target
     line = f"wrote {done.output}: trained {done.steps} steps"
     if done.stopped_early:
@@ -101,14 +102,14 @@ def finetune_verdict(numbers: Numbers, target: int) -> list[str]:
 
 
 def _gain_text(gain: Value) -> str:
-    """Write how far the loss after a fine-tuning is below or above another one."""
+    """Write, for a fine-tuning's report, how far its loss is below or above another one."""
     side = "below" if gain.value > 0 else "above"
     return f"{abs(gain.value):.4f} nats per token {side}"
 
 
 def _gain_interval(gain: Value) -> str:
-    """Write the interval of a fine-tuned loss above another one, and say so if it does not tell
-    them apart."""
+    """Write, for a fine-tuning's report, the interval of its loss above another one. Say so if it
+    does not tell them apart."""
     if gain.ci95 is None:
         return ""
     low, high = gain.ci95
