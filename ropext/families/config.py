@@ -37,15 +37,15 @@ Kind = TypeVar("Kind")
 
 
 def shown(value: object) -> str:
-    """Return the value of a config key, such as rope_theta, for a sentence about the config: at
-    most 60 characters."""
+    """Return the value of a config key, such as rope_theta, for a sentence. It has at most 60
+    characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def named(key: str) -> str:
-    """Return a config key, such as rope_theta, for a sentence about the config: unchanged, unless
-    it is long or would not print."""
+    """Return a config key, such as rope_theta, for a sentence. It is unchanged, unless it is long
+    or would not print."""
     return key if len(key) <= 60 and key.isprintable() else shown(key)
 
 
@@ -378,8 +378,8 @@ ARCHITECTURE = "architecture"  # timm loads a folder or a repository if the name
 
 
 def check_foreign_parts(config: JsonObject, where: str) -> None:
-    """Raise InputError if a key of config.json makes transformers load code or files that do not
-    belong to its checkpoint."""
+    """Raise InputError if a config key makes transformers load code or files that do not belong to
+    the checkpoint."""
     for part, key, value in entries(Dict(config)):
         if IMPLEMENTATION.fullmatch(key):
             _check_implementation(value, f"{where}: {part.name(key)}")
@@ -396,9 +396,9 @@ def check_foreign_parts(config: JsonObject, where: str) -> None:
 
 
 def _check_implementation(value: Json, key: str) -> None:
-    """Raise InputError if a config key makes transformers use an implementation of attention or
-    experts that is neither its own nor a kernel of kernels-community. The value is a name, or a
-    dict of names by part."""
+    """Raise InputError if a config key names an implementation of attention or experts that is
+    neither transformers' own nor a kernel of kernels-community. The value is a name, or a dict of
+    names by part."""
     names = value.values() if isinstance(value, dict) else [value]
     for name in names:
         if not isinstance(name, str) or STOCK_NAMES.fullmatch(name) or TRUSTED_KERNEL.match(name):
@@ -414,8 +414,8 @@ def _check_implementation(value: Json, key: str) -> None:
 
 
 def _hands_on(key: str, value: Json) -> bool:
-    """Return True if transformers passes this key of a config.json on to timm, which may open files
-    or fetch weights by its value."""
+    """Return True if transformers passes this config key to timm. timm may open files or fetch
+    weights by its value."""
     if key in HANDED_ON:
         return bool(value)
     if key in FETCHES:
@@ -428,8 +428,8 @@ def _hands_on(key: str, value: Json) -> bool:
 
 
 def _is_shape(arguments: Json) -> bool:
-    """Return True if the config key model_args, which transformers passes to timm, holds only
-    numbers, booleans or empty values, and so names no file."""
+    """Return True if the config key model_args, which transformers passes to timm, names no file.
+    It then holds only numbers, booleans or empty values."""
     if arguments is None:
         return True
     if not isinstance(arguments, dict):

@@ -86,14 +86,14 @@ def forget() -> None:
 
 
 def _shape_of_config(config: JsonObject) -> str:
-    """Return a digest of a config, without the keys that an extension writes, to keep transformers'
-    facts about its model types."""
+    """Return a digest of a config. The keys that an extension writes do not count, for they change
+    no fact about a model type."""
     return digest(_without_written(config))
 
 
 def _without_written(value: Json) -> Json:
-    """Return a config without rope dicts, theta, lengths and the other keys that an extension
-    writes, at any depth: they change no fact about a model type."""
+    """Return a config, at any depth, without rope dicts, theta, lengths and the other keys that an
+    extension writes. A rope key that may stop layers stays."""
     if isinstance(value, list):
         return [_without_written(item) for item in value]
     if not isinstance(value, Mapping):

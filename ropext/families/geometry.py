@@ -45,8 +45,8 @@ class CacheLayer(NamedTuple):
 
     def kept(self, tokens: int, step: int = 1, beside: int = 0) -> int:
         """Return how many numbers a layer of these config sizes keeps in the KV cache for so many
-        tokens, in an engine whose cache grows by `step` tokens. A windowed layer keeps `beside`
-        tokens more than its window."""
+        tokens. The engine's cache grows by `step` tokens. A windowed layer keeps `beside` tokens
+        more than its window."""
         cells = -(-tokens // step) * step
         if self.window:
             cells = min(cells, -(-(self.window + beside) // step) * step)

@@ -111,8 +111,8 @@ class Model:
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
-    """Return the keys of a config, by dotted path, that differ in a second config by their value or
-    its type. A list counts as one value, and so does a dict that only one of them has."""
+    """Return every changed config key by dotted path, with both values. 1 and 1.0 differ, for vLLM
+    tests types. A list counts as one value. So does a dict if the other config has none there."""
     edits: list[Edit] = []
     for key in dict.fromkeys(old) | dict.fromkeys(new):
         before = old.get(key, ABSENT)
@@ -143,8 +143,8 @@ class Lengths:
 
 
 def lengths_of(text: TextConfig, site: RopeSite, source: str) -> Lengths:
-    """Return the lengths that a config's keys mean for one rotary embedding: its rope dict states
-    the original one, or max_position_embeddings does. Raise InputError if an option of the user
+    """Return the lengths that config keys mean for one rotary embedding. Its rope dict states the
+    original one, or max_position_embeddings does. Raise InputError if an option of the user
     contradicts them. `source` is the config's name in sentences."""
     params = site.params
     kind = params["rope_type"]
@@ -253,9 +253,8 @@ def _alpha(text: TextConfig, source: str) -> Lengths:
 def with_lengths(
     text: TextConfig, sites: tuple[RopeSite, ...], source: str
 ) -> tuple[tuple[RopeSite, ...], tuple[Lengths, ...], list[str]]:
-    """Return the rotary embeddings of a config with the length and the original length that its
-    keys mean for each, these lengths, and notes about the keys. `source` is the config's name in
-    sentences."""
+    """Return the rotary embeddings with the length and the original length that config keys mean
+    for each, these lengths, and notes about them. `source` is the config's name in sentences."""
     stated = text.sizes.context
     spans = tuple(lengths_of(text, site, source) for site in sites)
     out = list[RopeSite]()

@@ -33,8 +33,8 @@ class PlannedScaling(Protocol):
 
     @property
     def model(self) -> Model:
-        """Return the position scheme of the planned config, to compare its rope dict with the
-        authors' published recipe."""
+        """Return the position scheme of the planned config, to compare it with the authors'
+        published recipe."""
         ...
 
     @property

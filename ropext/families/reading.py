@@ -269,8 +269,8 @@ def _note_on_described_type(
 
 
 def _basis_of_kv_cache(about: Described) -> str:
-    """Return the basis on which the KV cache of a model type outside the census is counted: the
-    sizes of its projections, or the usual config keys."""
+    """Return in words which sizes count the KV cache of a model type outside the census: its
+    projections', or the usual config keys'."""
     if about.widths and None not in about.widths:
         return "the sizes of its projections"
     return "the usual keys, which may be others here"
@@ -289,8 +289,8 @@ def _computes_module(site: RopeSite, module: Numbers) -> bool:
 
 
 def _all_close(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether all numbers of the rotary embedding read from a config equal transformers' for
-    this model type, within float32's bounds."""
+    """Return whether a rotary embedding read from a config has transformers' numbers, within
+    float32's bounds."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=STOCK_BOUND) for a, b in pairs)
 

@@ -42,8 +42,8 @@ def respell(
 def _config_written_anew(
     config: dict[str, Any], model: Model, params: Sequence[Params], target: int | None
 ) -> dict[str, Any]:
-    """Return a config as ropext would spell it: these rope dicts and a length under each key that
-    transformers or an engine reads."""
+    """Return a config with these rope dicts and a length in every spelling that transformers or an
+    engine reads."""
     length = target or model.context
     labels = [site.label for site in model.scaled_sites]
     out = write(config, model, dict(zip(labels, params, strict=True)), length)
@@ -105,8 +105,8 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
 
 
 def _misplaced_rope_keys(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
-    """Yield the spelling fault of each rope key outside the text part of config.json: neither
-    transformers nor an engine reads it there."""
+    """Yield the spelling fault of each rope key outside a config's text part. Neither transformers
+    nor an engine reads it there."""
     if not model.path:
         return
     where = ".".join(model.path)
@@ -120,8 +120,8 @@ def _misplaced_rope_keys(config: Mapping[str, Any], model: Model) -> Iterator[Pr
 
 
 def _contradicting_length_faults(model: Model) -> Iterator[Problem]:
-    """Yield the spelling fault of each rope dict in config.json whose factor and original length
-    together give another length than max_position_embeddings."""
+    """Yield the spelling fault of each rope dict whose factor and original length contradict
+    max_position_embeddings."""
     stated = model.stated_context
     for site in model.scaled_sites:
         kind = site.params["rope_type"]
@@ -153,8 +153,8 @@ class _SpellingFaults:
     model: Model
 
     def fault_of_edit(self, edit: Edit) -> Problem | None:
-        """Return the spelling fault in config.json that an edit repairs; None if neither
-        transformers nor an engine misreads the key."""
+        """Return the spelling fault in a config that an edit repairs. Return None if neither
+        transformers nor an engine is affected."""
         prefix = "".join(f"{key}." for key in self.model.path)
         length = self._capping_length_fault(edit, prefix)
         if length is not None or not edit.key.startswith(prefix):
@@ -180,8 +180,8 @@ class _SpellingFaults:
         return None
 
     def _legacy_theta_key(self) -> str:
-        """Return the config key under which transformers 4 reads this model family's extended
-        theta; "" if it does not know the family."""
+        """Return the config key in which transformers 4 reads the extended theta. Return "" if it
+        does not know the family."""
         if self.text.row.legacy == "absent":
             return ""
         label = self.model.scaled_sites[0].label
@@ -191,8 +191,8 @@ class _SpellingFaults:
         return self.text.row.theta[0] or "rope_theta"
 
     def _capping_length_fault(self, edit: Edit, prefix: str) -> Problem | None:
-        """Return the spelling fault of a length key of config.json that kept an old value, which
-        vLLM would take as the limit; None if there is none."""
+        """Return the spelling fault of a config's length key that kept an old value, which caps
+        vLLM. Return None if there is none."""
         holder, _, name = edit.key.rpartition(".")
         stated = self.model.stated_context
         in_text = holder == prefix.removesuffix(".")
@@ -209,8 +209,8 @@ class _SpellingFaults:
         return Problem(edit.key, sentence)
 
     def _legacy_dict_fault(self, edit: Edit) -> Problem | None:
-        """Return the spelling fault of the config key rope_scaling if it must be added, removed or
-        given another type key for transformers and engines; None if there is none."""
+        """Return the spelling fault of a config's rope_scaling that must be added, removed or given
+        another type key. Return None if there is none."""
         if edit.after is ABSENT:
             if self.text.row.legacy != "absent":
                 return None
@@ -224,8 +224,8 @@ class _SpellingFaults:
         return self._dropped_scaling_fault()
 
     def _dropped_scaling_fault(self) -> Problem | None:
-        """Return the spelling fault of a scaling that a config states in rope_parameters alone,
-        which transformers 4 and MLX-LM ignore; None if there is none."""
+        """Return the spelling fault of a scaling in rope_parameters alone, which transformers 4 and
+        MLX-LM ignore. Return None if there is none."""
         kind = self.model.scaled_sites[0].params["rope_type"]
         if kind == "default" or not self.text.has("rope_parameters"):
             return None
@@ -236,9 +236,9 @@ class _SpellingFaults:
         return Problem("rope_scaling", sentence, dropped=True)
 
     def _rope_key_fault(self, edit: Edit, key: str, holder: str, name: str) -> Problem | None:
-        """Return the spelling fault of a key inside a rope dict of config.json. Some engine or
-        transformers lacks the scaling, the type key or the original length, or the number has the
-        wrong type. Return None if there is none."""
+        """Return the spelling fault of a key in a config's rope dict. Some loader lacks the
+        scaling, the type key or the original length, or the number has the wrong type. Return None
+        if there is none."""
         if not self.text.values.get("rope_scaling") and holder == "rope_scaling":
             return self._dropped_scaling_fault()  # an empty dict
         if holder == "rope_scaling" and name in ("type", "rope_type"):
@@ -259,9 +259,9 @@ class _SpellingFaults:
         return Problem(where, f"{where} is {edit.before} and {rule}")
 
     def _type_key_fault(self) -> Problem | None:
-        """Return the spelling fault of the type key in a config's rope_scaling: both of its names,
-        which ExLlamaV2 and old transformers refuse, or the name that transformers 4.57 does not
-        accept. Return None if there is none."""
+        """Return the spelling fault of the type key in rope_scaling. It has both names, which
+        ExLlamaV2 refuses, or the name that transformers 4.57 does not accept. Return None if there
+        is none."""
         legacy = self.text.values["rope_scaling"]
         if "type" in legacy and "rope_type" in legacy:
             sentence = (
@@ -277,9 +277,8 @@ class _SpellingFaults:
         return None
 
     def _original_length_fault(self) -> Problem | None:
-        """Return the spelling fault of original_max_position_embeddings in config.json, which some
-        loaders (transformers, engines) read in the rope dict and others at top level. Return None
-        if there is none."""
+        """Return the spelling fault of original_max_position_embeddings in a config. Some loaders
+        read it in the rope dict, others at top level. Return None if there is none."""
         for site in self.model.scaled_sites:
             kind = site.params["rope_type"]
             if kind not in NAMED or ORIGINAL in self.text.values:
@@ -299,8 +298,8 @@ class _SpellingFaults:
         return None
 
     def _dict_states_original(self) -> bool:
-        """Return whether config.json spells original_max_position_embeddings inside rope_scaling or
-        rope_parameters."""
+        """Return whether rope_scaling or rope_parameters spells original_max_position_embeddings in
+        a config."""
         for key in ("rope_scaling", "rope_parameters"):
             rope = self.text.values.get(key)
             if not isinstance(rope, dict):
@@ -311,8 +310,8 @@ class _SpellingFaults:
         return False
 
     def _head_dim_fault(self, name: str) -> Problem | None:
-        """Return the spelling fault of a config without head_dim, or with null, from which
-        transformers 5 cannot build some scaled rope types. Return None if there is none."""
+        """Return the spelling fault of a config without head_dim, or with null. transformers 5
+        cannot build some scaled rope types from it. Return None if there is none."""
         if not self.text.defaults.get("head_dim_may_stay_null"):
             return None
         if not any(site.params["rope_type"] in NEED_HEAD_DIM for site in self.model.sites):

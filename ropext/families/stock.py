@@ -202,8 +202,8 @@ def free_memory() -> int:
 def ask_child(
     job: Mapping[str, Json], directories: Sequence[Path], timeout: float, task: ChildTask
 ) -> list[dict[str, Json]]:
-    """Return transformers' answer about the config of each checkpoint directory, such as its
-    reading of an unknown model type, from a fresh process."""
+    """Return stock transformers' answer about each directory's config from a fresh process, such as
+    on an unknown model type."""
     for needed in ("torch", "transformers", "accelerate"):
         if find_spec(needed) is None:
             raise ModuleNotFoundError(f"{task.name} needs {needed}", name=needed)

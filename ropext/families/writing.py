@@ -254,9 +254,9 @@ def write(
 
 
 def unexpected_changes(model: Model, changed: Iterable[str]) -> list[str]:
-    """Return the dotted config keys among `changed` that an extension never writes in this model
-    family. transformers reads them differently from the base's: they scale queries or logits, name
-    the rotating layers, or are sizes."""
+    """Return the keys among `changed` that an extension never writes to this family's config.
+    transformers reads them differently from the base's. They scale queries or logits, name the
+    rotating layers, or are sizes."""
     row = family(model.text_type, model.described)
     names = {*FORM_KEYS, *LENGTH_KEYS, *FREE_KEYS, *row.partial, row.dim}
     names |= {"partial_rotary_factor", "head_dim", "rope_scaling", "layer_rope_theta"}

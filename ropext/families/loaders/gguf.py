@@ -146,8 +146,8 @@ class GgufRope:
 
 
 def read(rope: GgufRope, dim: int) -> Spectrum:
-    """Return the RoPE frequencies that llama.cpp computes from these GGUF keys. They are the angle
-    of each pair at position 1 and the factor on cos and sin.
+    """Return the RoPE frequencies that the engine llama.cpp computes from these GGUF keys. They are
+    the angle of each pair at position 1 and the factor on cos and sin.
 
     It follows rope_yarn and ggml_rope_cache_init of ggml-cpu/ops.cpp, after llama_context's
     constructor, in float64. ggml itself multiplies float32 powers of the base, which drift by some
@@ -176,7 +176,8 @@ def read(rope: GgufRope, dim: int) -> Spectrum:
 def _pair_angles(
     rope: GgufRope, dim: int, freq_scale: float, divisors: tuple[float, ...]
 ) -> tuple[float, ...]:
-    """Return the angle of each pair at position 1 that llama.cpp computes with these divisors."""
+    """Return the angle of each pair at position 1 that the engine llama.cpp computes from GGUF keys
+    and divisors."""
     is_yarn = rope.scaling == "yarn"
     low = 0.0
     high = 0.0
@@ -206,8 +207,8 @@ def _pair_angles(
 
 
 def farthest(one: Spectrum, other: Spectrum) -> float:
-    """Return the largest relative difference between two spectra of RoPE frequencies; infinity if
-    they are of two kinds."""
+    """Return the largest relative difference of an engine's spectrum from the wanted one. Return
+    infinity if they are of two kinds."""
     if (one.short_inv_freq is None) != (other.short_inv_freq is None):
         return math.inf
     if len(one.inv_freq) != len(other.inv_freq) or one.short_context != other.short_context:
@@ -220,8 +221,8 @@ def farthest(one: Spectrum, other: Spectrum) -> float:
 
 
 def _relative_difference(a: float, b: float) -> float:
-    """Return the relative difference of a number of a spectrum from another's; infinity if only the
-    other is 0."""
+    """Return the relative difference of an engine's number from the wanted one. Return infinity if
+    only the latter is 0."""
     if b:
         return abs(a / b - 1)
     if a == b:
@@ -232,7 +233,8 @@ def _relative_difference(a: float, b: float) -> float:
 def _offered_ropes(
     row: Architecture, rope: Rope, wanted: Spectrum, params: Params
 ) -> Iterator[GgufRope]:
-    """Yield the GGUF keys and divisors to try for this architecture, the most widely read first."""
+    """Yield the GGUF keys and divisors from which llama.cpp may read the wanted spectrum in this
+    architecture. The most widely read are first."""
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
     factors = divisors(plain, wanted.inv_freq)
@@ -293,8 +295,8 @@ def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Itera
 
 
 def _stopping_divisors(rope: Rope) -> tuple[float, ...]:
-    """Return the divisors of a GGUF that stop the pairs that do not rotate in the base, and leave
-    the rest."""
+    """Return the divisors with which llama.cpp stops the pairs that do not rotate in the base, and
+    leaves the rest."""
     divisors = list[float]()
     for factor in rope.pair_factors:
         if factor == math.inf:
@@ -305,8 +307,8 @@ def _stopping_divisors(rope: Rope) -> tuple[float, ...]:
 
 
 def keys_of(name: str, rope: GgufRope, target: int) -> dict[str, int | float | str]:
-    """Return all GGUF keys by which a file of this architecture states a rotary embedding and its
-    length."""
+    """Return all keys that state a rotary embedding and its length to engines, such as llama.cpp,
+    in this GGUF architecture."""
     scaling = f"{name}.rope.scaling"
     keys: dict[str, int | float | str] = {
         f"{name}.context_length": target,
@@ -323,8 +325,8 @@ def keys_of(name: str, rope: GgufRope, target: int) -> dict[str, int | float | s
 
 
 def flags(name: str, rope: GgufRope, keys: Mapping[str, int | float | str]) -> str:
-    """Return the flags by which llama-server reads `keys` in place of a GGUF's own. Only a yarn's
-    options also raise its limit; windowed layers do not follow them."""
+    """Return the flags by which the engine llama-server reads `keys` in place of a GGUF's own. Only
+    a yarn's options also raise its limit. Windowed layers do not follow them."""
     last = {key.rpartition(".")[2] for key in keys}
     if rope.scaling == "yarn" and last <= _YARN and not architecture(name).every:
         return f"--rope-scaling yarn --rope-scale {rope.factor:.9g} --yarn-orig-ctx {rope.original}"
@@ -339,7 +341,8 @@ def is_given_scaling(name: str) -> bool:
 
 
 def older_names(name: str) -> Mapping[str, str]:
-    """Return llama.cpp's keys by the names from Ollama's converter, which only Ollama reads."""
+    """Return llama.cpp's keys by their names in Ollama's converter. The engine Ollama alone reads
+    these names."""
     older: Mapping[str, str] = _table()["older"].get(name, {})
     return older
 

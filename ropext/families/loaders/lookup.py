@@ -352,7 +352,8 @@ def _readers_of_version(name: str, mine: Sequence[LoaderVersions]) -> tuple[Load
 
 
 def parse_for(text: str) -> tuple[str, ...]:
-    """Return the loaders that --for names, checked: "vllm,llama.cpp" -> ("vllm", "llama.cpp")."""
+    """Return the loaders that --for names, checked by the loader table: "vllm,llama.cpp" ->
+    ("vllm", "llama.cpp")."""
     names = list[str]()
     for part in text.split(","):
         name = part.strip()

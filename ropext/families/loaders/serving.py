@@ -123,8 +123,8 @@ NOT_BY_ARGUMENT = ("dots3_note_text",)
 def override_lines(
     base: ServedDirectory, keys: JsonObject, target: int, readings: Iterable[LoaderReading]
 ) -> tuple[OverrideLine, ...]:
-    """Return the lines that run the base's own weights with other keys of its config, in each
-    loader that accepts a config and reads these keys as planned."""
+    """Return the command by which each loader runs the base with other config keys. It has one if
+    it accepts a config and reads these keys as planned."""
     latest = {reading.loader: reading for reading in newest(readings)}
     kind = base.model.model_type
     words = {
@@ -156,8 +156,9 @@ ENVIRONMENT = {
 
 
 def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
-    """Return the line by which llama-server runs a GGUF of the base. `flags` express the plan; if
-    they are a YaRN's, the line has the environment variables too, which exist only for YaRN."""
+    """Return the command by which the engine llama.cpp runs a GGUF of the base. `flags` express the
+    plan. If they are a YaRN's, the line has the environment variables too, which exist only for
+    YaRN."""
     if not flags:
         note = "no flags express this: extend the file (ropext extend MODEL.gguf)"
         return OverrideLine("llama.cpp", "", note)
@@ -174,7 +175,7 @@ def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
 
 
 def ollama_name(file: str) -> str:
-    """Return the name of a GGUF file as a name that Ollama accepts."""
+    """Return a GGUF's name as the engine Ollama accepts it."""
     stem = re.sub(r"\.gguf$", "", PurePath(file).name, flags=re.IGNORECASE)
     allowed = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", stem).strip(".-")
     return allowed[:80] or "model"
@@ -183,8 +184,8 @@ def ollama_name(file: str) -> str:
 def file_lines(
     file: str, target: int, readings: Iterable[LoaderReading], params: Params
 ) -> tuple[Serving, ...]:
-    """Return the lines that run a GGUF file: every program has a length of its own, not the
-    file's."""
+    """Return the command that runs a GGUF in each engine. Every program has a length of its own,
+    not the file's."""
     from ropext.families.loaders.gguf import environment  # late: no directory needs it
 
     words = {
@@ -228,8 +229,8 @@ def _note_on_needed_option(
 def _llama_cpp(
     template: ServeData, reading: LoaderReading, words: Mapping[str, str], family: str
 ) -> Serving:
-    """Return the llama.cpp line that converts and runs a directory in the exact way. `family` is
-    its model type as a GGUF's, "" if that is not known."""
+    """Return the command by which the engine llama.cpp converts and runs a directory in the exact
+    way. `family` is its model type as a GGUF's, "" if that is not known."""
     command = template["command"].format_map(words)
     if reading.verdict == "different" and reading.flag:
         note = "exact with these flags alone: " + reading.why
@@ -245,8 +246,8 @@ def _llama_cpp(
 
 
 def _line_or_reason(loader: str, reading: LoaderReading, command: str, note: str = "") -> Serving:
-    """Return the line that runs a checkpoint in a loader; if the loader misreads it, the reason why
-    there is none."""
+    """Return the command that runs a checkpoint in a loader such as vLLM. If the loader misreads
+    its config, return the reason why there is none."""
     if reading.verdict == "same":
         return Serving(loader, command, note)
     if reading.verdict == "not measured":
