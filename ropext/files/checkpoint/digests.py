@@ -73,8 +73,8 @@ class Digests:
         return digest(found)
 
     def of_checkpoint(self, snapshot: Snapshot, trust_remote_code: bool = False) -> dict[str, Json]:
-        """Return hashes of a checkpoint's files that identify it: of its config, of every byte of
-        its weights, and of its Python files if ropext may run them."""
+        """Return hashes that identify a checkpoint's files: its config and every byte of its
+        weights. If ropext may run its Python files, hash them too."""
         code = list[str]()
         if trust_remote_code:
             check_code(snapshot)

@@ -47,7 +47,7 @@ LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", 
 
 
 def _plain(name: str) -> str:
-    """Return a weight file's name in ropext.json; raise ValueError if it is not a plain name."""
+    """Return a weight file's name in ropext.json. Raise ValueError if it is not a plain name."""
     if not is_plain_name(name):
         raise ValueError
     return name
@@ -128,15 +128,15 @@ def base_of(snapshot: Snapshot) -> dict[str, Json]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of ropext, Python and installed libraries for the ropext.json of a
-    written checkpoint."""
+    """Return the versions of ropext, Python and installed libraries for a checkpoint's
+    ropext.json."""
     known = {"ropext": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     return known | installed(LIBRARIES)
 
 
 def installed(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the versions of libraries for the ropext.json of a written checkpoint, and for other
-    records; a missing library is left out."""
+    """Return the versions of libraries for a checkpoint's ropext.json and other records. Leave out
+    a missing library."""
     import importlib.metadata  # late: `plan` reads records and needs no versions
 
     known = {}
@@ -147,7 +147,7 @@ def installed(libraries: Iterable[str]) -> dict[str, str]:
 
 
 def to_json(record: Record) -> dict[str, Json]:
-    """Return the record as one JSON object, in the order of ropext.json; `write` adds the list of
+    """Return the record as one JSON object, in the order of ropext.json. `write` adds the list of
     files."""
     weights = {name: asdict(record.weights[name]) for name in sorted(record.weights)}
     out: dict[str, Json] = {"schema": SCHEMA} | vars(record)
@@ -201,7 +201,7 @@ def write(record: Record, directory: Path, known: Mapping[str, str] = {}) -> Non
 
 
 def replace_section(directory: Path, name: str, section: Json) -> None:
-    """Replace one section of the ropext.json in a written directory; all others stay."""
+    """Replace one section of the ropext.json in a written directory. All others stay."""
     content = read_object(directory / NAME) | {name: section}
     replace_file(directory / NAME, dump(content))
 
@@ -214,7 +214,7 @@ def relist(directory: Path, name: str) -> None:
 
 def replace_listed(directory: Path, name: str, content: bytes) -> None:
     """Replace the content of an output's file in one step. If the file was as ropext.json lists it,
-    update that entry; a file that the user edited stays the user's."""
+    update that entry. A file that the user edited stays the user's."""
     listed = (guard.files_in(directory) or {}).get(name)
     is_ours = guard.is_in_state(directory / name, listed)
     replace_file(directory / name, content)
@@ -286,7 +286,7 @@ def read_record(directory: Path) -> Record | None:
 
 def record_in(snapshot: Snapshot) -> Record | None:
     """Return the record of a checkpoint, from ropext.json next to its config or from inside a GGUF
-    file; None if it has none."""
+    file. Return None if it has none."""
     if snapshot.kept_record is not None:
         return _record(dict(snapshot.kept_record), f"the record in {snapshot.name}")
     return read_record(snapshot.directory)
@@ -346,7 +346,7 @@ def _damage(error: ValidationError) -> str:
 
 
 def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()) -> Record:
-    """Return a plan as ropext.json stores it; `write` adds the weights and the proof later."""
+    """Return a plan as ropext.json stores it. `write` adds the weights and the proof later."""
     recipe = dict(plan.recipe)
     for switch in ("length_only", "untrained", "again"):
         if not recipe.get(switch):
@@ -381,7 +381,7 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
 
 
 def scaling_in_words(model: Model) -> str:
-    """Return the words for a checkpoint without ropext.json: by how much its config.json scales it.
+    """Return by how much the config.json of a checkpoint without ropext.json scales it, in words.
     Return "" if it does not, or if the config omits the original length."""
     original = model.scaled_sites[0].rope.original_context
     if model.asks_original or original >= model.context:

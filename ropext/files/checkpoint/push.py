@@ -71,7 +71,7 @@ _PLACE = re.compile(r"(?<![\w:/.~<\\-])(?:~|[A-Za-z]:)?(?:[\\/][^\s\"'\\/,;:=]+)
 
 
 def _without_places(value: Json, inside: bool) -> Json:
-    """Return JSON for the hub in which only the last part of each path of this machine is left;
+    """Return JSON for the hub in which only the last part of each path of this machine is left.
     `inside` also cuts paths within longer texts."""
     if isinstance(value, dict):
         return {key: _without_places(item, inside) for key, item in value.items()}
@@ -257,7 +257,7 @@ def push(
 
 
 def _repository(api: "HfApi", repository: str, private: bool) -> "ModelInfo":
-    """Return the state of the repository on the hub; create it if it does not exist."""
+    """Return the state of the repository on the hub. Create it if it does not exist."""
     from huggingface_hub import errors
 
     try:
@@ -337,7 +337,7 @@ def _without_files(record: Path | bytes) -> bytes:
 
 
 def _keep_card(directory: Path, text: str) -> list[str]:
-    """Write the card that was uploaded to the hub into the directory; return a note if that
+    """Write the card that was uploaded to the hub into the directory. Return a note if that
     fails."""
     try:
         provenance.replace_listed(directory, card.README, text.encode())

@@ -113,8 +113,8 @@ class State(NamedTuple):
 
 
 def state_of(status: os.stat_result) -> State:
-    """Return the state of a checkpoint's file on the disk, by which a later write of it is
-    found."""
+    """Return the state of a checkpoint's file on the disk, which shows whether it is written
+    later."""
     return State(
         device=status.st_dev,
         inode=status.st_ino,
@@ -296,8 +296,8 @@ class Snapshot(Inventory):
 
     @property
     def weight_bytes(self) -> int | None:
-        """Return the bytes of the checkpoint's tensors; None if neither the tensors nor their index
-        is here."""
+        """Return the bytes of the checkpoint's tensors. Return None if neither the tensors nor
+        their index is here."""
         here = self.weight_files
         if here and set(self.shards.values()) <= set(here):
             return sum(self.files[name] for name in here)
@@ -573,7 +573,7 @@ def no_config_message(model: str, names: Iterable[str]) -> str:
 
 def _index(path: Path) -> dict[str, Json] | None:
     """Return the content of a checkpoint's model.safetensors.index.json, whose weight_map is
-    checked; None if there is no such file."""
+    checked. Return None if there is no such file."""
     if not os.path.lexists(path):
         return None
     data = read_bytes(path, INDEX_LIMIT)

@@ -249,8 +249,8 @@ def compare_weights(
     deep: bool = False,
     show: Show = no_progress,
 ) -> tuple[Finding, ...]:
-    """Return for each safetensors file in a checkpoint's directory whether it is as the base's own
-    file of that name, or as its entry in ropext.json.
+    """Return for each safetensors file of a checkpoint whether it is as the base's own file, or as
+    ropext.json lists it.
 
     The comparison is by size and header; with `deep`, by every byte. Against a record, `deep` uses
     the recorded SHA-256, or the SHA-256 that names the file in the hub's cache. If there is
@@ -264,8 +264,8 @@ def compare_weights(
 
 
 def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Finding:
-    """Return whether a safetensors file has the header and size of the base's own file or of its
-    entry in ropext.json; with `deep`, the same bytes."""
+    """Return whether a safetensors file is as the base's own file or as ropext.json lists it.
+    Compare header and size. With `deep`, compare every byte."""
     name = path.name
     if not path.exists():
         return Finding(name, False, f"{name} is missing")
@@ -303,8 +303,7 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Fin
 
 
 def first_difference(one: Path, two: Path, show: Show = no_progress) -> int | None:
-    """Read two weight files of one size, and return the first byte at which they differ, or
-    None."""
+    """Read two weight files of one size. Return the first byte at which they differ, or None."""
     with open(open_regular(two), "rb") as b:
         if os.stat(one).st_size != os.fstat(b.fileno()).st_size:
             raise InputError(f"{one} and {two} have different sizes")

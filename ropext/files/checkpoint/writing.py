@@ -74,24 +74,23 @@ class OutputSource(Protocol):
 
     @property
     def left(self) -> Mapping[str, str]:
-        """Return the base's files that a written checkpoint or GGUF leaves behind, each with its
-        reason."""
+        """Return the base's files that a written checkpoint leaves behind, each with its reason."""
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
-        """Raise on every condition that can be checked before a checkpoint or GGUF file is written;
-        return the output to write."""
+        """Raise on every condition that can be checked before a checkpoint or GGUF file is written.
+        Return the output to write."""
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
-        """Write all files of a checkpoint or GGUF that `prove` checks; return the record with
+        """Write all files of a checkpoint or GGUF that `prove` checks. Return the record with
         weights and edits."""
 
     def prove(self, directory: Path, /) -> JsonObject:
-        """Read the files of a checkpoint or GGUF that were just written; raise ProofFailed if they
-        differ from the plan."""
+        """Read back the files of a written checkpoint or GGUF. Raise ProofFailed if they differ
+        from the plan."""
 
     def finish(self, stage: Staged, record: Record, output: Path) -> Record:
-        """Write the files that describe a written checkpoint and its proof, such as ropext.json;
-        return the final record."""
+        """Write the files that describe a checkpoint and its proof, such as ropext.json. Return the
+        final record."""
 
 
 def write(source: OutputSource, output: Path, record: Record, manner: WriteOptions) -> Written:
@@ -125,13 +124,13 @@ class DirectorySource:
 
     @property
     def left(self) -> Mapping[str, str]:
-        """Return the files in the base checkpoint's directory that its extended copy does not get,
-        each with its reason."""
+        """Return the files in the base's directory that its extended copy leaves out, each with its
+        reason."""
         return self.snapshot.left
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
-        """Raise before an extended checkpoint is written if the base's safetensors files are
-        missing or ambiguous, or if the disk has no room for the copies."""
+        """Raise if the base's safetensors files are missing or ambiguous. Raise if the disk has no
+        room for their copies."""
         snapshot = self.snapshot
         snapshot.require_weights()
         for sentence in snapshot.misplaced():
@@ -341,7 +340,7 @@ class Copying:
     passed: Callable[[bytes], object] | None = None
 
     def part(self, start: int, end: int, shift: int) -> None:
-        """Copy a part of the base's file to `shift` bytes later, without its holes; compare some
+        """Copy a part of the base's file to `shift` bytes later, without its holes. Compare some
         pages of the copy."""
         position = start
         for first, last in data_parts(self.source, start, end):
@@ -386,8 +385,8 @@ class Copying:
             position += len(data)
 
     def _compare(self, data: bytes, at: int, shift: int) -> None:
-        """Read bytes of the base's file back from its copy, and raise ProofFailed if they differ; a
-        hole at the copy's end does not exist yet."""
+        """Read back bytes of the base file's copy, and raise ProofFailed if they differ. A hole at
+        its end does not exist yet."""
         if read_at(self.target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
             raise ProofFailed(
                 f"verification: the copy of {self.path} differs from byte {at:,} on; check the disk"

@@ -29,8 +29,8 @@ FULL = "full_attention"
 
 
 def share_of(turning: int, head_dim: int) -> float:
-    """Return the share of a head's channels that rotate in an opened GGUF file. Readers multiply it
-    by the head's size and round down; if that would lose a channel, return the next float."""
+    """Return the share of a head's channels that rotate in a GGUF file. Readers multiply it by the
+    head's size and round down. If that would lose a channel, return the next float."""
     share = turning / head_dim
     if int(head_dim * share) < turning:
         share = math.nextafter(share, 1.0)
@@ -80,8 +80,8 @@ def read_config(parts: Sequence[GgufHeader], row: Architecture) -> tuple[dict[st
 
 
 def _sizes(head: GgufHeader, row: Architecture) -> dict[str, Json]:
-    """Return the sizes of the model in a GGUF's header by the keys of a config; None for a key
-    that the header leaves to the class's default."""
+    """Return the sizes of the model in a GGUF's header by the keys of a config. A size is None if
+    the header leaves its key to the class's default."""
     key = f"{row.name}.{{}}".format
     drafting = head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0
     layers = (head.whole(key("block_count"), 1, MOST_LAYERS) or 0) - drafting
@@ -130,7 +130,7 @@ def _by_layer(head: GgufHeader, key: str) -> tuple[int, ...] | None:
 
 
 def _tokens(head: GgufHeader) -> int | None:
-    """Return the number of tokens that the file lists, or None."""
+    """Return the number of tokens that the GGUF file lists, or None."""
     tokens = head.entries.get("tokenizer.ggml.tokens")
     if tokens is None:
         return None
@@ -154,8 +154,8 @@ def _rotating_channels(head: GgufHeader, row: Architecture, sizes: JsonObject) -
 def _windows(
     head: GgufHeader, row: Architecture, layers: int
 ) -> tuple[int | None, list[str] | None]:
-    """Return the window and the type of each layer, by the rules of llama.cpp's
-    load_swa_pattern; None for the class's default."""
+    """Return the window and the type of each layer, by the rules of llama.cpp's load_swa_pattern.
+    Return None for the class's default."""
     key = f"{row.name}.attention.sliding_window"
     window: int | None = row.window
     if key in head.entries:
@@ -319,8 +319,8 @@ def rope_of(
         given = given_by_ollama(row.name, names, context)
 
     def at(key: str, default: float, least: float = 0.0) -> float:
-        """Read a rope key from the header of an opened GGUF file; if it is absent, return the value
-        that Ollama adds, else `default`."""
+        """Read a rope key from the GGUF file's header. If it is absent, return the value that
+        Ollama adds, else `default`."""
         place = f"{row.name}.rope.{key}"
         value = head.decimal(place)
         if ollama:

@@ -127,8 +127,7 @@ class FileCarrier(GgufCarrier):
         return len(self.file.parts) > 1
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
-        """Return how each engine reads the keys of an opened GGUF file; Ollama does not load a
-        split GGUF."""
+        """Return how each engine reads the GGUF file's keys. Ollama does not load a split file."""
         readings = super().readings(site, target)
         if not self.is_split:
             return readings
@@ -140,19 +139,19 @@ class FileCarrier(GgufCarrier):
         )
 
     def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
-        """Return the commands that serve an opened GGUF file after its extension. If it is split,
-        LM Studio gets a note in place of a command that would copy only the first part."""
+        """Return the commands that serve the extended GGUF file. If it is split, LM Studio gets a
+        note. Its command would copy only the first part."""
         return self._of_parts(super().serving(plan, place))
 
     def read_unextended(self, unextended: UnextendedModel) -> Programs:
-        """Return how engines read the opened GGUF file as it is, and the commands that serve it. If
-        it is split, LM Studio gets a note in place of a command."""
+        """Return how engines read the GGUF file as it is, and the commands that serve it. If it is
+        split, LM Studio gets a note in place of a command."""
         readings, serving = super().read_unextended(unextended)
         return readings, self._of_parts(serving)
 
     def _of_parts(self, lines: tuple[Serving, ...]) -> tuple[Serving, ...]:
-        """Replace LM Studio's import of an opened GGUF by a note if it is split into several files:
-        the import would copy only the first part."""
+        """Replace LM Studio's command by a note if the GGUF on the disk is split. The command would
+        copy only the first part."""
         if not self.is_split:
             return lines
         return tuple(
@@ -163,23 +162,23 @@ class FileCarrier(GgufCarrier):
         )
 
     def misread(self, name: str, site: RopeSite) -> str:
-        """Return why Ollama cannot load an opened GGUF that is split into several files, or an
-        empty text."""
+        """Return why Ollama cannot load a GGUF that is split into several files, or an empty
+        text."""
         return f"ollama: {NO_PARTS}" if self.is_split and name.startswith("ollama") else ""
 
     def copy_name(self, name: str) -> str:
-        """Return the name of the opened GGUF file on the disk, which its copy keeps."""
+        """Return the name of the opened GGUF file, which its copy keeps."""
         return self.file.file_name
 
     def place_of(self, name: str) -> str:
-        """Return the folder on the disk that has the opened GGUF file."""
+        """Return the folder of the opened GGUF file on the disk."""
         return str(self.file.directory)
 
     def edits(
         self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
     ) -> tuple[Edit, ...]:
-        """Read the old keys and tensors of an opened GGUF file, and return their edits for one
-        rotary embedding."""
+        """Return the edits of keys and tensors in the opened GGUF file, for one rotary
+        embedding."""
         head = self.file.head
         keys, tensors = changes(self.file, site, target)
         values: list[tuple[str, Json, Json]] = []  # of a key or a tensor, before and after

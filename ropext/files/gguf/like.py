@@ -98,8 +98,8 @@ def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
 
 
 def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
-    """Read a GGUF file and the checkpoint of --like, and raise InputError if they differ in
-    geometry, norms (a quantiser leaves them in float32) or rows of matrices."""
+    """Read a GGUF file and the checkpoint of --like. Raise InputError if geometry, norms or rows of
+    matrices differ. A quantiser leaves norms in float32."""
     theirs = families.as_read(source.config)
     ours = model.as_read()
     if not alike(model.architecture, theirs.text_type):
@@ -127,8 +127,8 @@ def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
 
 
 def _check_norms(source: Snapshot, model: GgufFile) -> None:
-    """Read every norm that a GGUF file has in float32, there and in the checkpoint of --like. Raise
-    InputError if two differ, or if there is none."""
+    """Read every norm that a GGUF file has in float32, and its twin in the checkpoint of --like.
+    Raise InputError if two differ, or if there is none."""
     places = dict[str, tuple[str, str]]()  # if two keys have one layer number, the last counts
     for file in source.weight_files:
         for key in read_header(source.path(file)).tensors:
@@ -154,15 +154,15 @@ def _check_norms(source: Snapshot, model: GgufFile) -> None:
 
 
 def _is_float32(part: GgufHeader, name: str) -> bool:
-    """Return whether the header of a GGUF file lists this tensor as float32, so that --like can
-    compare it."""
+    """Return whether a GGUF's header lists this tensor as float32, so that --like can compare
+    it."""
     tensor = part.tensor(name)
     return tensor is not None and tensor.kind == F32
 
 
 def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
-    """Read a matrix's first and last row in a GGUF and in a safetensors file; return True if they
-    agree except for the quantisation. No converter moves these two rows; llama.cpp's converter
+    """Read a matrix's first and last row in a GGUF and in a safetensors file. Return True if they
+    agree except for the quantisation. No converter moves these two rows. llama.cpp's converter
     permutes the others of q and k."""
     held = part.tensor(name)
     source = header.tensors[key]

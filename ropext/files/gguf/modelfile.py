@@ -142,8 +142,7 @@ def _add_messages(made: Modelfile, given: Json) -> None:
 
 
 def _turns(messages: list[Json]) -> list[list[Any]]:
-    """Group the messages for the Modelfile next to a GGUF: an answer belongs to the question before
-    it."""
+    """Group the messages for a GGUF's Modelfile. An answer belongs to the question before it."""
     turns = list[list[Any]]()
     for message in messages:
         before = turns[-1] if turns else []

@@ -68,8 +68,8 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
 
 
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
-    """Read the spectra and the length in an opened GGUF file. Raise ProofFailed if they are not the
-    given ones."""
+    """Read spectra and length back from a GGUF file. Raise ProofFailed if they are not the given
+    ones."""
     spectra = spectra_in(model)
     stated = model.config["max_position_embeddings"]
     if stated != target:
@@ -96,8 +96,8 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
 def prove_file(
     target: Path, base: GgufFile, wanted: Spectrum, length: int, changed: Collection[str]
 ) -> JsonObject:
-    """Open the GGUF file that was written by a plan. Raise ProofFailed if its spectrum, its length
-    or its tensors differ, or a key of the base that is not in `changed`."""
+    """Read a written GGUF file back. Raise ProofFailed if its spectrum, its length or its tensors
+    differ. A key of the base may differ only if it is in `changed`."""
     try:
         written = open_gguf(str(target))
     except InputError as error:

@@ -55,8 +55,8 @@ class FileSource:
         return changes(self.model, self.site, self.target)
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
-        """Raise if the output does not suit the number of the GGUF's files, or if the disk has no
-        room for them."""
+        """Raise if the output does not suit the number of GGUF files, or if the disk has no room
+        for them."""
         parts = self.model.parts
         if _is_file(output) and len(parts) > 1:
             raise UsageError(
@@ -73,7 +73,7 @@ class FileSource:
         return Output(output, manner.force, reads, _is_file(output), written)
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
-        """Write the extended GGUF file, with the record as one of the keys in its header."""
+        """Write the extended GGUF file, with the record as one of its keys."""
         weights = identify_parts(self.model, content=manner.hash_weights, show=manner.show)
         record = replace(record, weights=weights)
         keys, tensors = self.changed
@@ -95,8 +95,7 @@ class FileSource:
         return record
 
     def _put_modelfile(self, stage: Staged, file: str, output: Path) -> None:
-        """Write Ollama's Modelfile on the disk: next to the extended GGUF file, or into its
-        folder."""
+        """Write Ollama's Modelfile next to the extended GGUF file, or into its folder."""
         text, left_out = modelfile_of(self.model.name, file, self.target)
         stage.notes += left_out
         name = f"{file}.Modelfile"
@@ -106,22 +105,20 @@ class FileSource:
             (stage.directory / name).write_bytes(text.encode())
 
     def _file_in(self, directory: Path, output: Path) -> Path:
-        """Return the path in a folder at which the extended GGUF file is written."""
+        """Return the path at which the extended GGUF file is written in a folder."""
         if _is_file(output):
             return directory / output.name
         return directory / self.model.file_name
 
     def prove(self, directory: Path) -> JsonObject:
-        """Open the written GGUF file again, and read it with the reader that knows nothing of the
-        plan."""
+        """Read the written GGUF file back, with the reader that knows nothing of the plan."""
         keys, _ = self.changed
         target = min(directory.glob("*.[gG][gG][uU][fF]"))
         changed = {*keys, *OF_ROPEXT}
         return prove_file(target, self.model, self.site.wanted, self.target, changed)
 
     def finish(self, stage: Staged, record: Record, output: Path) -> Record:
-        """Return the record as the header of the written GGUF file holds it since `put`: without
-        the proof."""
+        """Return the record as the extended GGUF file holds it since `put`: without the proof."""
         return replace(record, proof=None)
 
 
@@ -159,7 +156,7 @@ def whole_digest(path: Path) -> str:
 
 
 def _provenance(record: Record, beside: JsonObject) -> dict[str, tuple[int, Json]]:
-    """Return the keys that record the extension; `beside` has the states of the files next to
+    """Return the keys that record the extension. `beside` has the states of the files next to
     it."""
     site = next(site for site in record.sites if site.scaled)
     kept = provenance.to_json(record)

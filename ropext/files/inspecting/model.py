@@ -207,9 +207,9 @@ def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
 
 
 def with_untrained_results(made: Plan) -> Plan:
-    """Return the plan for an opened checkpoint or GGUF file with the measured results of such a
-    scaling if no training follows. They are a fact, or from 4 times the context on the warning
-    [far]. The plan recommends nothing if `extend` refuses it."""
+    """Return the plan for an opened checkpoint, with the measured results of such a scaling if no
+    training follows. They are a fact, or from 4 times the context on the warning [far]. The plan
+    recommends nothing if `extend` refuses it."""
     warning = far(made)
     if not warning:
         return replace(made, measured=untrained_results(made))
@@ -227,8 +227,7 @@ def plan_config(
     name: str = "MODEL",
     fold: FoldOptions | None = None,
 ) -> ExtensionPlan:
-    """Inspect the position scheme in the config of a model in memory, and return the plan for
-    it."""
+    """Inspect the config of a model in memory, and return the plan by its position scheme."""
     if recipe.method == self_extend.NAME:
         return make_folded_plan(config, recipe, name, fold or FoldOptions())
     if fold is not None:

@@ -35,8 +35,8 @@ class Served:
         return self.record is not None or bool(scaling_in_words(self.model))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that `ropext plan --json` prints for an opened checkpoint or GGUF
-        file that is served unchanged."""
+        """Return the JSON object that `ropext plan --json` prints for a checkpoint or GGUF file
+        served unchanged."""
         return {
             "directory": self.directory,
             "method": self.record and self.record.method,
@@ -48,8 +48,8 @@ class Served:
 
 
 def read_unchanged(snapshot: Snapshot) -> Served | None:
-    """Return how each loader reads an opened checkpoint or GGUF file unchanged, and how to serve
-    it; None if the model does not rotate."""
+    """Return how each loader reads a checkpoint or GGUF file unchanged, and how to serve it. Return
+    None if the model does not rotate."""
     if read_positions(snapshot.config) is not None:
         return None
     with naming_config(snapshot):
@@ -78,7 +78,7 @@ class LoaderGate:
     sentence: str
 
     def raise_if_failed(self) -> None:
-        """Raise GateFailed if a loader of --for misreads an inspected checkpoint or GGUF file, or
+        """Raise GateFailed if a loader of --for misreads the inspected checkpoint. Raise
         NotMeasured if that was not measured."""
         if self.passed is None:
             raise NotMeasured(self.sentence)
@@ -87,8 +87,8 @@ class LoaderGate:
 
 
 def gate(served: Served, names: Sequence[str]) -> LoaderGate:
-    """Return the verdict on these loaders for an inspected checkpoint or GGUF file; each name may
-    have a version, as in --for."""
+    """Return the verdict on these loaders for an inspected checkpoint. Each name may have a
+    version, as in --for."""
     readings = list[loaders.LoaderReading]()
     for name in names:
         readings += served.carrier.of_loader(name, served.readings)
@@ -105,7 +105,7 @@ def gate(served: Served, names: Sequence[str]) -> LoaderGate:
 
 
 def _told(readings: Sequence[loaders.LoaderReading]) -> str:
-    """Return a clause on how these loaders read an inspected checkpoint or GGUF file."""
+    """Return how these loaders read an inspected checkpoint or GGUF file, as a clause."""
     parts = []
     for reading in readings:
         why = f" ({reading.why})" if reading.why else ""

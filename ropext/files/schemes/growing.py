@@ -47,12 +47,13 @@ class PositionTable:
 
 
 def _is_stale(name: str, tensor: Tensor) -> bool:
-    """Tell whether a tensor is a stale buffer; a bias of one dimension is a parameter."""
+    """Tell whether a weight file's tensor is a stale buffer. A bias of one dimension is a
+    parameter."""
     return bool(STALE.search(name)) and (name.endswith("ids") or len(tensor.shape) != 1)
 
 
 def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable, ...]:
-    """Return the tables of a checkpoint from its headers; raise if they do not match the config.
+    """Return the tables of a checkpoint from its headers. Raise if they do not match the config.
 
     Tables of one length under several names (an encoder's and a decoder's, a tied copy) all grow.
     Relative positions have none.
@@ -109,7 +110,7 @@ def _other_length(
 def rewrite(
     source: Path, target: Path, growth: Growth, names: Iterable[str], show: Show = no_progress
 ) -> tuple[str, ...]:
-    """Write a weight file with its tables grown; return the stale buffers that it leaves out."""
+    """Write a weight file with its tables grown. Return the stale buffers that it leaves out."""
     header = read_header(source)
     names = set(names)
     stale = tuple(name for name, tensor in header.tensors.items() if _is_stale(name, tensor))
@@ -150,7 +151,7 @@ def rewrite(
 
 
 def grown(data: bytes, dtype: str, growth: Growth) -> bytes:
-    """Return the bytes of the new table; rows that stay are copied as bytes."""
+    """Return the bytes of the new position table. Rows that stay are copied as bytes."""
     import numpy as np
 
     count = growth.positions.rows
@@ -213,8 +214,8 @@ def compare_tables(
     *,
     trained: bool = False,
 ) -> dict[str, Any]:
-    """Read the weight files with longer position tables that were just written; raise ProofFailed
-    at the first difference from the base's files.
+    """Read back the weight files with longer position tables. Raise ProofFailed at the first
+    difference from the base's.
 
     Every other tensor must agree in every byte. The table is computed again from the base's and
     must agree in every bit. If the new rows were `trained`, only the rows in front of the first

@@ -74,8 +74,8 @@ def make_table_plan(
 
 
 def _compare_methods(chosen: Growth) -> Table:
-    """Return the table of methods for a model that does not rotate, with their kept and new rows of
-    its position table; `chosen` is the plan's growth. It is empty if the model has no table."""
+    """Return the table of methods for a model that does not rotate, with their kept and new rows.
+    It is empty if the model has no table. `chosen` is the plan's growth."""
     positions = chosen.positions
     target = chosen.target
     rows = []
@@ -88,7 +88,7 @@ def _compare_methods(chosen: Growth) -> Table:
 
 
 def _check_options(recipe: Extend, positions: Positions) -> Positions:
-    """Return the positions of a model that does not rotate, for ALiBi with the context that the
+    """Return the positions of a model that does not rotate. For ALiBi, set the context that the
     user gives. Raise UsageError if an option is for rotary embeddings."""
     rotary = ("original_context", "attention_factor", "temperature", "like", *KNOBS)
     if positions.kind == "alibi":

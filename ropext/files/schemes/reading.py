@@ -36,8 +36,8 @@ BLENDERBOT = replace(BART, context=512, offset=0, beyond=0)
 
 
 def _rows(names: str, row: TableRows) -> dict[str, TableRows]:
-    """Return a dict that gives each of these model types, which do not rotate, the same learned
-    table. `names` is one text."""
+    """Return a dict that gives each of these model types the same learned table. They do not
+    rotate. `names` is one text."""
     return dict.fromkeys(names.split(), row)
 
 
@@ -160,8 +160,8 @@ DISTANCES: dict[str, Distances] = {
 
 
 def read_positions(config: dict[str, Any]) -> Positions | None:
-    """Return the scheme of a model that does not rotate: a learned table, buckets, slopes or
-    another.
+    """Return the scheme of a model that does not rotate, such as a learned table, buckets or
+    slopes.
 
     Return None if the model rotates, or has no positions.
     """
@@ -204,8 +204,8 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
 
 
 def _distances(positions: Positions, text: Dict, row: Distances) -> Positions:
-    """Return the scheme of a model that does not rotate, with the key up to which it tells tokens
-    apart, if it has such a key."""
+    """Return the scheme of a model that does not rotate. Add the key up to which it tells tokens
+    apart, if it has one."""
     buckets = text.integer(row.buckets[0], low=-1, high=LONGEST_LIST) or row.buckets[1]
     stated = {key: text.integer(key, low=-1) or 0 for key in row.keys}
     key = next((key for key, length in stated.items() if length > 0), row.keys[-1])
@@ -218,8 +218,7 @@ def _distances(positions: Positions, text: Dict, row: Distances) -> Positions:
 
 
 def refusal(scheme: Positions) -> str:
-    """Return why a model that does not rotate (learned tables, buckets, slopes) is not extended,
-    and a way out if there is one."""
+    """Return why a model that does not rotate is not extended, and a way out if there is one."""
     if scheme.text_type in DISTANCES and scheme.kind != "alibi":
         row = DISTANCES[scheme.text_type]
         return f"{scheme.text_type!r} is extended by its {' or '.join(row.keys)} where {row.only}"

@@ -9,14 +9,14 @@ from ropext.scaling.tables import METHODS, Growth, alike
 
 
 def short_tax(growth: Growth) -> str:
-    """Return the warning about the short tax of a plan's method for a model that does not rotate
-    (learned tables, buckets, slopes)."""
+    """Return the warning about the short tax of the method for learned tables, buckets or
+    slopes."""
     return f"[short-tax] short tax of {growth.method}: {METHODS[growth.method].short_tax}"
 
 
 def rows(growth: Growth) -> str:
-    """Return the warning that the method linear keeps few old rows of a learned table; "" if the
-    target is a multiple of the context."""
+    """Return the warning that the method linear keeps few old rows of a learned table. Return "" if
+    the target is a multiple of the context."""
     context = growth.positions.context
     if growth.method != "linear" or not growth.target % context:
         return ""
@@ -36,8 +36,8 @@ def windowed(growth: Growth) -> str:
 
 
 def look_alike(growth: Growth) -> str:
-    """Return the warning about the distance from which all tokens look alike to a model with
-    buckets or relative positions."""
+    """Return the warning about the distance from which all tokens look alike. It is for buckets and
+    relative positions."""
     positions = growth.positions
     if positions.kind == "alibi" or positions.tensors:
         return ""
@@ -47,8 +47,8 @@ def look_alike(growth: Growth) -> str:
 
 
 def local_encoder(growth: Growth) -> str:
-    """Return the warning that LongT5, which has relative buckets and does not rotate, has a local
-    encoder that does not reach further."""
+    """Return the warning that the local encoder of LongT5 does not reach further. LongT5 has
+    buckets and does not rotate."""
     if growth.positions.text_type != "longt5":
         return ""
     return (
