@@ -451,8 +451,8 @@ class Store:
         return self.folder / name
 
     def has(self, name: str) -> bool:
-        """Return whether a run's folder or memory keeps a model's losses or answers of a unit of
-        work, from which metrics follow."""
+        """Return whether a unit's losses or answers, from which metrics follow, are kept in a run
+        or in memory."""
         return name in self.held or (self.folder is not None and self.file(name).exists())
 
     def is_older(self, name: str, time: float) -> bool:
@@ -460,8 +460,8 @@ class Store:
         return self.folder is not None and self.file(name).stat().st_mtime < time
 
     def put(self, name: str, result: Any) -> None:
-        """Keep a model's losses (.npy) or answers (.json), from which metrics follow, in a run's
-        folder or in memory."""
+        """Keep losses (.npy) or answers (.json) in a run's folder or in memory. Metrics follow from
+        them."""
         if self.folder is None or not self.writes:
             self.held[name] = result
         elif name.endswith(".npy"):
@@ -470,8 +470,8 @@ class Store:
             write_json(self.file(name), result)
 
     def get(self, name: str) -> Any:
-        """Return the losses (.npy) or answers (.json) of a model, from which metrics follow, from a
-        run's folder or from memory."""
+        """Return kept losses (.npy) or answers (.json) of a run's folder or of memory. Metrics
+        follow from them."""
         if name in self.held or self.folder is None:
             return self.held[name]
         if name.endswith(".npy"):
@@ -488,8 +488,8 @@ class Store:
             Store(folder).put(name, result)
 
     def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
-        """Return a model's kept token losses of documents by the pass length of each regime; its
-        perplexities and intervals follow from them."""
+        """Return the kept token losses of a run's model by pass length. Perplexities follow from
+        them."""
         passes = {
             length: [self.get(loss_file_name(regime, each)) for each in hashes]
             for regime, length in regimes.items()
@@ -499,8 +499,8 @@ class Store:
     def compared(
         self, label: str, key: str, regimes: Mapping[str, int], hashes: Sequence[str]
     ) -> tuple[Reading, Reading]:
-        """Return the kept losses from which the metrics kl and agreement follow: a variant's KL
-        divergence from the base, and its agreement with it, per token."""
+        """Return the kept arrays of the metrics kl and agreement, by token. Both compare a variant
+        with the base."""
         found = list[Reading]()
         for kind in (DIVERGENCE, AGREEMENT):
             folders = {

@@ -33,9 +33,8 @@ UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # for a record without this info
 
 
 def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
-    """Return a checkpoint's metrics with their intervals as figures for its model card: from its
-    kept runs, or else from its ropext.json. Raise InputError if these measurements in ropext.json
-    are damaged."""
+    """Return a checkpoint's metrics and intervals for its model card. They come from kept runs, or
+    else from its ropext.json. Raise InputError if these measurements in ropext.json are damaged."""
     measured = [figure for spec in runs for figure in _figures_of_run(spec, Path(directory))]
     record = read_record(Path(directory)) if not measured else None
     if record is None:
@@ -51,9 +50,9 @@ def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure
 
 
 def _figures_of_record(record: Record) -> Iterator[Figure]:
-    """Yield the metrics and intervals in ropext.json as figures for a model card: from the
-    evaluation of a run, else from a fine-tuning. The numbers of a fit are over the documents that
-    chose its step."""
+    """Yield the metrics and intervals in ropext.json for a model card. They come from a run's
+    evaluation, else from a fine-tuning. The numbers of a fit are over the documents that chose its
+    step."""
     run = record.more.get("run")
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
         last = list(measured["variants"].values())[-1]
@@ -70,8 +69,8 @@ def _figures_of_record(record: Record) -> Iterator[Figure]:
 
 
 def _figures_of_run(spec: str, directory: Path) -> Iterator[Figure]:
-    """Yield the metrics and intervals of one model in a kept run of `ropext eval` (RUN or
-    RUN:VARIANT) as figures for a model card."""
+    """Yield the metrics and intervals in a kept run (RUN or RUN:VARIANT) for a model card. `ropext
+    eval` made the run."""
     path, wanted = split_run_spec(spec)
     run = read_run(path)
     label = _label_of_checkpoint(run, directory, wanted)
@@ -82,8 +81,8 @@ def _figures_of_run(spec: str, directory: Path) -> Iterator[Figure]:
 
 
 def _label_of_checkpoint(run: Measurement, directory: Path, wanted: str | None) -> str:
-    """Return the label in a run's results.json with the metrics of this directory's own config and
-    weights. Raise InputError if no label or more than one remains."""
+    """Return the label in results.json with the metrics of this directory's config and weights.
+    Raise InputError if no label or several remain."""
     content = Digests().of_checkpoint(open_snapshot(str(directory)))
     keys = ("config_sha256", "weights_sha256")
     shown = {model.source.renamed or label: label for label, model in run.models.items()}
@@ -111,8 +110,8 @@ def _label_of_checkpoint(run: Measurement, directory: Path, wanted: str | None) 
 
 
 def _dataset_name(data: str | None) -> tuple[str, str | None]:
-    """Return the name of the documents behind a perplexity, for its figure on a model card, and
-    their id if the hub has them."""
+    """Return the name of the documents behind a perplexity for a model card. Return their id, too,
+    if the hub has it."""
     if data is None:
         return "retrieval", None
     if data.startswith(SCHEME):
@@ -127,8 +126,7 @@ def _dataset_name(data: str | None) -> tuple[str, str | None]:
 def _figures_of_metrics(
     values: Mapping[str, Value], dataset: str, dataset_id: str | None, tail: int | None
 ) -> Iterator[Figure]:
-    """Yield the metrics of a model for the figures of its card, with their intervals: tail
-    perplexities, and the scores of retrieval questions."""
+    """Yield the metrics of a model card with intervals: tail perplexities, and retrieval scores."""
     tasks = {task.name: task for task in TASKS}
     for key, value in values.items():
         matched = _METRIC.fullmatch(key)

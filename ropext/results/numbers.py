@@ -55,19 +55,17 @@ class ModelSource:
 
     @property
     def method(self) -> str | None:
-        """Return the method that extended a measured model, from its entry in results.json."""
+        """Return the method that extended a measured model, from results.json."""
         return self.info.get("method")
 
     @property
     def factor(self) -> float | None:
-        """Return the factor by which a measured model was extended, from its entry in
-        results.json."""
+        """Return the factor by which a measured model was extended, from results.json."""
         return self.info.get("factor")
 
     @property
     def inv_freq(self) -> tuple[float, ...]:
-        """Return the inverse frequencies of a measured model from its entry in results.json; empty
-        if they are not known."""
+        """Return a measured model's inverse frequencies from results.json; empty if not known."""
         return tuple(self.info.get("inv_freq") or ())
 
     def to_json(self) -> dict[str, Json]:

@@ -30,8 +30,8 @@ SHOWN = 3  # names in a sentence
 
 
 def unique_hashes(parts: Sequence[npt.ArrayLike]) -> Hashes:
-    """Return the hashes of documents or passages from several lists, each once, the lowest first,
-    to compute the overlap of training and measured documents."""
+    """Return the hashes of documents or passages from several lists, each once, the lowest first.
+    The overlap of training and measured documents follows from them."""
     if not parts:
         return np.empty(0, np.uint64)
     return np.unique(np.concatenate([np.asarray(part, np.uint64) for part in parts]))
@@ -66,8 +66,7 @@ class TrainingDocuments:
         return common >= max(LEAST_PASSAGES, LEAST_SHARE * len(passages))
 
     def with_more(self, other: "TrainingDocuments") -> "TrainingDocuments":
-        """Return the documents of two trainings together, for the overlap that marks later
-        metrics."""
+        """Return the documents of two trainings together, for the overlap in later metrics."""
         documents = unique_hashes([self.documents, other.documents])
         passages = unique_hashes([self.passages, other.passages])[:MOST_PASSAGES]
         common = len(self.documents) + len(other.documents) - len(documents)
@@ -140,8 +139,8 @@ def read_training_documents(raw: Json) -> TrainingDocuments:
 
 
 def _read_role_documents(raw: Json) -> TrainingDocuments | None:
-    """Return the documents that chose or judged a checkpoint, for their overlap with measured
-    documents; no other documents chose or judged these."""
+    """Return the documents that chose or judged a checkpoint, to find their overlap with measured
+    ones. No other documents chose or judged these."""
     if not raw:
         return None
     return read_training_documents(raw | {"chose": None, "judged": None})
@@ -248,8 +247,8 @@ def overlap_of_documents(
 def joined_training(
     first: TrainingDocuments | None, second: TrainingDocuments | None
 ) -> TrainingDocuments | None:
-    """Return the documents of two trainings, one after the other, for the overlap that marks later
-    metrics. If one training is None, return the other."""
+    """Return the documents of two trainings, one after the other, for the overlap in later
+    metrics."""
     if first is None or second is None:
         return first or second
     return first.with_more(second)

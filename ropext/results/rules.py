@@ -80,7 +80,7 @@ class Standing:
         return self.lowest
 
     def to_json(self) -> dict[str, Json]:
-        """Return the compared losses as choice.json has them."""
+        """Return the order of models by loss, with paired intervals, for choice.json."""
         return {
             "documents": self.documents,
             "behind": values_json(self.behind),
@@ -128,38 +128,39 @@ def sure_lead(
 
 
 def far_loss(measured: Measurement, label: str) -> float:
-    """Return the measured loss of a model in nats per token over the far half."""
+    """Compute the mean loss of a model over the far half from its token losses, in nats."""
     return measured.frame.mean(measured.readings[label], measured.frame.far_half)
 
 
 def tail_loss(measured: Measurement, label: str) -> float:
-    """Return the measured loss of a model in nats per token over the last N tokens before the
-    longest length."""
+    """Compute the mean of a model's token losses before the longest length, in nats. It covers the
+    last N tokens."""
     frame = measured.frame
     return frame.mean(measured.readings[label], frame.tail_span(frame.longest))
 
 
 def fit_loss(measured: Measurement, label: str) -> float:
-    """Return the measured loss that a fit lowers: the far half and the tail, in equal parts."""
+    """Compute the metric that a fit lowers: the mean loss over the far half and the tail. Both
+    count in equal parts."""
     return (far_loss(measured, label) + tail_loss(measured, label)) / 2
 
 
 def far_change(measured: Measurement, label: str, start: str) -> Value:
-    """Return the change of the loss over the far half, on the same tokens, in nats per token with
-    its paired interval; negative is better than the start."""
+    """Compute the paired change of the loss over the far half, with its interval. It is in nats per
+    token on the same tokens; negative is better than the start."""
     return measured.loss_difference(label, start, measured.frame.far_half)
 
 
 def is_better(measured: Measurement, label: str, start: str) -> bool:
-    """Return whether the interval of a model's `far_change` is below zero by more than ROUNDING;
-    False without an interval."""
+    """Return whether the paired interval of `far_change` is below zero by more than ROUNDING.
+    Return False without an interval."""
     change = far_change(measured, label, start)
     return change.ci95 is not None and change.ci95[1] < -ROUNDING
 
 
 def best_fit_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
-    """Return the step of a fit with the lowest measured loss among the steps that surely beat the
-    start; if none does, among all steps."""
+    """Return the step of a fit that ranks first by `fit_loss`. If intervals show that steps surely
+    beat the start, rank these alone."""
     steps = tuple(steps)
     sure = [step for step in steps if is_better(measured, step, start)]
     return min(sure or steps, key=lambda step: fit_loss(measured, step))
@@ -274,8 +275,8 @@ def rank_methods(
 
 
 def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
-    """Return by how many nats per token a model's loss over the longest length's tail is above
-    another's, with its paired interval; it may be negative."""
+    """Compute the paired difference of two models' tail losses at the longest length, with its
+    interval. It is in nats per token, and may be negative."""
     frame = measured.frame
     return measured.loss_difference(label, lowest, frame.tail_span(frame.longest))
 
@@ -306,8 +307,9 @@ class AutoVerdict:
 def auto_verdict(
     choice: JsonObject, measured: Measurement, final: str, *, fit_is_kept: bool = True
 ) -> AutoVerdict:
-    """Judge the finished checkpoint by an evaluation, and say which share of its documents trained
-    or chose it. A fit that is not kept has written the form from which it began."""
+    """Judge the checkpoint of `--method auto` by its measured gain, with its short_tax. Say which
+    share of the documents trained or chose it. A fit that is not kept has written the form from
+    which it began."""
     values = measured.values(final)
     target = int(choice["target"])
     gain = values.get(f"gain@{target}")
@@ -325,7 +327,7 @@ def auto_verdict(
 
 
 def _auto_sentence(choice: JsonObject, gain: Value | None, later: str, length: str) -> str:
-    """Write the verdict of `--method auto` about the gain over truncation."""
+    """Write the verdict of `--method auto` from the gain over truncation and its interval."""
     method = choice["taken"]
     if gain is None:
         return f"{method} was taken; its gain at {length} was not measured"
@@ -350,7 +352,8 @@ def _auto_sentence(choice: JsonObject, gain: Value | None, later: str, length: s
 
 
 def choice_reason(last: Standing, method: str) -> str:
-    """Return the reason of `--method auto` for a method, from the documents that chose."""
+    """Write why `--method auto` took a method, from the ranked losses on the documents that
+    chose."""
     lowest = last.lowest
     count = last.documents
     on = f"on {count} documents" if count > 1 else f"on {count} document"

@@ -78,8 +78,8 @@ def write_documents(path: Path, documents: MeasuredDocuments, longest: int) -> N
 
 
 def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
-    """Write the parquet file of --losses, a row for each token that a variant scored, as read at
-    the longest length."""
+    """Write a run's token losses as the parquet table of --losses. It has a row for each token that
+    a variant scored, as read at the longest length."""
     import pyarrow
     from pyarrow import parquet
 
@@ -96,7 +96,7 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
     texts = list(texts)
 
     def write(stream: BinaryIO) -> None:
-        """Write the rows of --losses for all variants, then the sign of ropext."""
+        """Write the token losses of all variants to --losses, then the sign of ropext."""
         with parquet.ParquetWriter(stream, schema) as writer:
             for label, reading in measured.readings.items():
                 losses = reading.tokens(0, measured.frame.longest)  # from position 1 on
@@ -133,7 +133,8 @@ def variant_store(path: Path, name: str) -> Store:
 
 
 def write_stores(path: Path, stores: Mapping[str, Store]) -> None:
-    """Write losses that were read elsewhere into a run's folder, by the names of the stores."""
+    """Write losses that were read elsewhere into a run, next to results.json. `stores` gives their
+    names."""
     for name, held in stores.items():
         held.write_files(path / STORES / name)
 
@@ -144,8 +145,8 @@ def remove_unused_units(path: Path, units: Collection[str]) -> None:
     names = {STORES + unit for unit in units}
 
     def stays(name: str) -> bool:
-        """Return whether a file of the run stays: it is used, is outside variants/, or holds scores
-        of lm-evaluation-harness."""
+        """Return whether a run keeps a file. It keeps its own losses and answers, files outside
+        variants/, and scores of lm-evaluation-harness."""
         return name in names or not name.startswith(STORES) or "/lm-eval/" in name
 
     workdir.remove(path, stays)

@@ -59,8 +59,7 @@ class Compared(Result):
 
     @property
     def tables(self) -> list[Table]:
-        """Return the tables of a comparison, for its report and for `ropext compare`: tails, paired
-        differences, and texts for which one model found more."""
+        """Return the tables of a comparison for its report and for `ropext compare`."""
         sections = list[Table]()
         if self.text is not None:
             sections += comparison.comparison_tables(self.text)
@@ -76,13 +75,13 @@ class Compared(Result):
         return with_rows(sections)
 
     def to_json(self) -> dict[str, Json]:
-        """Return the metrics and paired differences of a comparison with their intervals as JSON,
-        without its gates, for `ropext compare --json`."""
+        """Return a comparison's metrics and intervals as JSON, without its gates. It is for `ropext
+        compare --json`."""
         return {"text": values_json(self.text), "retrieval": values_json(self.items)}
 
     def _same_documents(self) -> Measurement | None:
-        """Return the compared models with their losses on the documents in common; None if fewer
-        than two have losses."""
+        """Return the compared models with losses of the same documents; None if fewer than two have
+        any."""
         return None if self.text is None else self.text.measured
 
     def _asked(self) -> Iterable[Measurement]:
@@ -115,9 +114,8 @@ def compare_runs(
     output: Path | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> tuple[list[Measurement], Compared]:
-    """Return finished runs and the comparison of their models with paired intervals, under the
-    user's labels if there are any. With `output`, write the comparison's report and pictures
-    there."""
+    """Return finished runs and their comparison with paired intervals, under the user's labels if
+    there are any. With `output`, write its report there."""
     specs = list[str]()  # empty for a result that was not kept
     for each in given:
         specs.append(each if isinstance(each, str) else str(each.path or ""))
@@ -146,8 +144,8 @@ def compare_runs(
 def _relative_runs(
     output: Path, specs: Sequence[str], runs: Sequence[Measurement]
 ) -> list[JsonObject]:
-    """Return the path of each compared run relative to the comparison's folder, so that a user can
-    move all of them together."""
+    """Return the path of each compared run relative to the comparison's folder. So a user can move
+    all of them together."""
     named = list[JsonObject]()
     for spec, run in zip(specs, runs, strict=True):
         path, variant = split_run_spec(spec)
@@ -160,8 +158,8 @@ def _relative_runs(
 
 
 def reopen_comparison(folder: Path, manifest: JsonObject) -> Compared:
-    """Compute the differences and intervals of a comparison again, from the runs that its folder
-    names. Raise InputError if one of its runs has changed."""
+    """Compute a comparison's intervals again from the runs that its folder names. Raise InputError
+    if one of its runs has changed."""
     named = manifest.get(RUNS)
     if not named:
         raise InputError(
@@ -183,8 +181,8 @@ def reopen_comparison(folder: Path, manifest: JsonObject) -> Compared:
 
 
 def compare_models(parts: Mapping[str, Measurement]) -> Compared:
-    """Return the comparison of every model with the first one, with paired intervals. Pair its
-    answers with the answers of the first model that has any."""
+    """Return the comparison of every model with the first one. Pair its answers with the answers of
+    the first model that has any."""
     readers = [part for part in parts.values() if part.readings]
     text = None
     if len(readers) > 1:
@@ -208,7 +206,7 @@ def compare_models(parts: Mapping[str, Measurement]) -> Compared:
 
 
 def _difference_picture(compared: Comparison, styled: Mapping[str, Style]) -> Drawn:
-    """Draw the picture of a comparison's loss differences by position."""
+    """Draw a comparison's loss differences by position."""
     caption = f"Loss difference to {compared.reference} by position: below 0 is better"
     curves = list[Curve]()
     for label, octaves in compared.positions.items():

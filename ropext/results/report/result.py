@@ -34,7 +34,7 @@ class Result(ABC):
     @property
     @abstractmethod
     def tables(self) -> list[Table]:
-        """Return the tables that report a result, the main table first; its command prints them
+        """Return the tables that report a result, the main table first. Its command prints them
         too."""
 
     @property
@@ -48,12 +48,11 @@ class Result(ABC):
 
     @abstractmethod
     def _same_documents(self) -> Measurement | None:
-        """Return the measured models behind a result's tables, with their losses on the documents
-        that all of them read; None if they read none."""
+        """Return the measured models behind a result's tables, on the documents that all of them
+        read. Return None if they read none."""
 
     def _asked(self) -> Iterable[Measurement]:
-        """Return the measurements behind a result's tables whose models may have answers to
-        retrieval questions."""
+        """Return the measurements behind a result's tables whose models may have answers."""
         measured = self._same_documents()
         return () if measured is None else (measured,)
 
@@ -64,8 +63,8 @@ class Result(ABC):
         return records(tables[0]) if tables else []
 
     def losses(self) -> dict[str, Floats]:
-        """Return the token losses behind a result's perplexities by model, in nats: a row for each
-        document, a column for each position, NaN at a position that is not scored."""
+        """Return the token losses behind a result's perplexities by model, in nats. Each document
+        is a row, each position a column, NaN if it is not scored."""
         losses = dict[str, Floats]()
         measured = self._read("losses of tokens")
         longest = measured.frame.longest
@@ -78,8 +77,8 @@ class Result(ABC):
         return losses
 
     def positions(self) -> list[Record]:
-        """Return the rows of a table of losses by position: each model's loss at positions [start,
-        stop), and its gain over the base, in nats per token."""
+        """Return a table's rows of measured losses at positions [start, stop). Each has a model's
+        gain over the base, in nats per token."""
         rows = list[tuple[str, ...]]()
         measured = self._read("losses by position")
         for label in measured.readings:
@@ -90,8 +89,8 @@ class Result(ABC):
         return records(Table("", "", POSITIONS, tuple(rows)))
 
     def answers(self) -> list[dict[str, Json]]:
-        """Return each answer behind the retrieval scores of a result's tables, with its model,
-        task, length and depth."""
+        """Return each answer behind a table's retrieval scores: its model, task, length and
+        depth."""
         answers = list[dict[str, Json]]()
         for measured in self._asked():
             for label, model in measured.models.items():
@@ -102,8 +101,8 @@ class Result(ABC):
         return answers
 
     def _read(self, what: str) -> Measurement:
-        """Return the measurement behind a result's tables, with token losses of documents that all
-        of its models read. Raise UsageError if there are none."""
+        """Return the measurement behind a result's tables, on the documents that all models read.
+        Raise UsageError if there are none."""
         measured = self._same_documents()
         if measured is None or not measured.readings:
             raise self._lacks(what)
@@ -123,24 +122,23 @@ class Result(ABC):
         return UsageError(f"{self.title} has no {what}; it has {listed(has)}")
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two results with tables are equal: of one class, with the same JSON
-        without the keys that describe one call."""
+        """Return whether two results with tables have one class and the same JSON. Leave out the
+        keys that describe one call."""
         return type(other) is type(self) and self._lasting() == other._lasting()
 
     __hash__ = None  # type: ignore[assignment]
 
     def _lasting(self) -> dict[str, Json]:
-        """Return the metrics and other JSON of a result that are the same after it is opened
-        again."""
+        """Return the metrics and other JSON of a result that stay if it is opened again."""
         content = self.to_json()
         return {key: value for key, value in content.items() if key not in self.of_the_call}
 
     def __repr__(self) -> str:
-        """Lay out the title and the tables of a result as text, as Python shows it."""
+        """Lay out a result's title and tables as text, as Python shows it."""
         return f"{self.title}\n\n{as_text(self.tables)}".rstrip()
 
     def _repr_html_(self) -> str:
-        """Lay out the title and the tables of a result as HTML, as a notebook shows it."""
+        """Lay out a result's title and tables as HTML, as a notebook shows it."""
         parts = [f"<p>{escape(self.title)}</p>"]
         for table in self.tables:
             parts.append(table_html(table))
@@ -148,8 +146,7 @@ class Result(ABC):
 
 
 def _octave_losses(measured: Measurement, label: str) -> Sequence[OctaveLoss]:
-    """Return the losses of a model by position, from results.json or else computed from its token
-    losses."""
+    """Return the losses of a model by position, from results.json or else from its token losses."""
     numbers = measured.models[label].numbers
     if numbers is not None:
         return numbers.positions

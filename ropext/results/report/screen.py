@@ -36,7 +36,7 @@ SERVED_DETAILS = "--details shows the verdict for each engine and version, and w
 
 
 def plan_screen(made: ExtensionPlan) -> str:
-    """Return the screen of `ropext plan`, at most 26 lines."""
+    """Write the one-screen report of `ropext plan`, at most 26 lines."""
     facts = made.facts(briefly=True)
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", kv_cache_text(made.kv_cache_bytes, made.target)))
@@ -56,8 +56,8 @@ def plan_screen(made: ExtensionPlan) -> str:
 
 
 def served_screen(read: "Served", verdict: str = "") -> str:
-    """Write `ropext plan` of a model that is extended already in at most 26 lines: the verdict of
-    its gate, who reads it, and how to run it."""
+    """Write the one-screen report of a model that is extended already, in at most 26 lines. `ropext
+    plan` shows the verdict of its gate, who reads it, and how to run it."""
     parts = [served_headline(read)]
     if verdict:
         parts.append(wrapped_line(verdict))
@@ -70,8 +70,8 @@ def served_screen(read: "Served", verdict: str = "") -> str:
 
 
 def _engine_facts(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
-    """Return the facts on the screen of `ropext plan` with the engines that compute the plan, the
-    engines that do not, and the engines that were not measured."""
+    """Lay out the engines that compute the plan for a one-screen report. Engines that do not, and
+    engines that were not measured, have their own rows."""
     same = list[str]()
     wrong = list[str]()
     unknown = list[str]()
@@ -90,8 +90,8 @@ def _engine_facts(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
 
 
 def _serving_rows(made: ExtensionPlan, room: int) -> list[str]:
-    """Return the commands on the screen of `ropext plan` in at most `room` rows: the base itself
-    with other keys if an engine allows that, and the result."""
+    """Lay out the commands in a plan's one-screen report in at most `room` rows. They serve the
+    base itself with other keys if an engine allows that, and the result."""
     parts = list[str]()
     overrides = {line.loader: line for line in made.overrides() if line.command}
     names = [name for name in FROM_THE_BASE if name in overrides and _is_asked_engine(made, name)]
@@ -114,15 +114,15 @@ def _serving_rows(made: ExtensionPlan, room: int) -> list[str]:
 
 
 def _is_asked_engine(made: ExtensionPlan, loader: str) -> bool:
-    """Return whether the screen of `ropext plan` may show an engine's command: --for names the
+    """Return whether a one-screen report may show an engine's command. It may if --for names the
     engine, or names none."""
     names = made.recipe.for_loaders
     return not names or loader in names or loader in map(loader_of, names)
 
 
 def _fitting_commands(lines: Sequence["Serving"], room: int) -> str:
-    """Return the commands that fit into `room` rows of the screen of `ropext plan`. A command with
-    a factor for every pair may not fit."""
+    """Lay out the commands that fit into `room` rows of a one-screen report. A command with a
+    factor for every pair may not fit."""
     shown = list["Serving"]()
     for line in lines:
         if _row_count([serving_text([*shown, line])]) <= room:
@@ -131,8 +131,8 @@ def _fitting_commands(lines: Sequence["Serving"], room: int) -> str:
 
 
 def _remark_rows(made: ExtensionPlan, room: int) -> list[str]:
-    """Return the warnings of a plan, then its notes, as far as they fit on the screen, and the
-    number of the others."""
+    """Lay out a plan's warnings, then its notes, as far as they fit into a one-screen report. Count
+    the others in a last row."""
     shown = list[str]()
     remarks = made.remarks(warnings_first=True)
     for number, remark in enumerate(remarks):
@@ -148,7 +148,7 @@ def _remark_rows(made: ExtensionPlan, room: int) -> list[str]:
 
 
 def _remarks_left_out(remarks: Sequence[str]) -> str:
-    """Say how many remarks of a plan do not fit on the screen, with their names in brackets."""
+    """Write how many remarks a one-screen report leaves out, with their names in brackets."""
     names = list[str]()
     for remark in remarks:
         if name := re.search(r"\[[\w-]+\]", remark):
@@ -160,7 +160,7 @@ def _remarks_left_out(remarks: Sequence[str]) -> str:
 
 
 def _row_count(parts: Iterable[str]) -> int:
-    """Return the number of rows of a terminal that these texts take on a screen, one below the
+    """Return how many rows of a terminal these texts take in a one-screen report, one below the
     other."""
     rows = 0
     for part in parts:

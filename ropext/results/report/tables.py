@@ -440,7 +440,7 @@ def retrieval_tables(run: Measurement) -> list[Table]:
 
 
 def score_text(tasks: Iterable[str]) -> str:
-    """Write the meaning of the score of these retrieval tasks, for a table's note."""
+    """Write for a table's note in a report how it scores these retrieval tasks."""
     names = list(tasks)
     share_named = "mean share of the asked items that the answer names"
     if FOUND in names:  # a server's answers, in words

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def bytes_text(count: float) -> str:
-    """Write a number of bytes in the unit (B to TiB) that leaves one to four digits."""
+    """Write a number of bytes for a report or a table. Its unit (B to TiB) leaves one to four
+    digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -35,8 +36,8 @@ def bytes_text(count: float) -> str:
 
 
 def theta_or_wavelength(value: float) -> str:
-    """Write a theta or a wavelength in `ropext inspect` with six digits; from a million on,
-    with all digits before the point."""
+    """Write a theta or a wavelength for the report of `ropext inspect` with six digits. From a
+    million on, write all digits before the point."""
     if math.isinf(value):
         return "inf"
     if value < 1e6:
@@ -45,8 +46,8 @@ def theta_or_wavelength(value: float) -> str:
 
 
 def scaling_line(site: RopeSite, extended: str = "") -> str:
-    """Write the config's current rope dict in one line of `ropext inspect`; for a changed theta,
-    the method that changed it (`extended`)."""
+    """Write the config's current rope dict in a line of the report of `ropext inspect`. For a
+    changed theta, write the method that changed it (`extended`)."""
     kind = site.params.get("rope_type", "default")
     if kind == "default":
         if extended and site.scaled:
@@ -71,8 +72,7 @@ _TEMPERATURE = {
 
 
 def _model_facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
-    """Return the lines of `ropext inspect` about a model: type, context, shape, KV cache,
-    layers."""
+    """Lay out a model in the report of `ropext inspect`: type, context, shape, KV cache, layers."""
     model = carrier.model
     kind = model.model_type
     if model.text_type != kind:
@@ -111,7 +111,7 @@ def _model_facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
 
 
 def _model_shape_text(model: Model) -> str:
-    """Write the sizes of a model that are known in a line of `ropext inspect`."""
+    """Write the known sizes of a model in a line of the report of `ropext inspect`."""
     sizes = {
         "layers": model.layers,
         "heads": model.heads,
@@ -126,7 +126,7 @@ def _model_shape_text(model: Model) -> str:
 
 
 def _limit_facts(limits: JsonObject) -> list[tuple[str, str]]:
-    """Return the lines of `ropext inspect` with the limits that other files of a model state."""
+    """Lay out the limits that other files of a model state, for the report of `ropext inspect`."""
     facts = list[tuple[str, str]]()
     for key, limit in limits.items():
         if limit is not None:
@@ -135,7 +135,7 @@ def _limit_facts(limits: JsonObject) -> list[tuple[str, str]]:
 
 
 def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[str, str]]:
-    """Return the lines of `ropext inspect` about one rotary embedding."""
+    """Lay out one rotary embedding in the report of `ropext inspect`."""
     rope = site.rope
     dim = f"{rope.dim} channels"
     if model.head_dim and rope.dim <= model.head_dim:  # some families have wider heads elsewhere
@@ -159,8 +159,8 @@ def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[
 
 
 def fact_lines(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
-    """Write the facts of `ropext inspect` or `ropext plan` below one another, their names in a
-    column."""
+    """Lay out the facts of a report one below the other, their names in a column. It serves `ropext
+    inspect` and `ropext plan`."""
     rest = f"{indent}{'':13}"
     return "\n".join(wrapped_line(value, f"{indent}{name:<12} ", rest) for name, value in facts)
 
@@ -181,7 +181,7 @@ def pair_table(site: RopeSite, target: int) -> str:
 
 
 def _unseen_angles_text(site: RopeSite, target: int) -> str:
-    """Say in `ropext inspect` how many pairs reach angles at the target that training never
+    """Write in the report of `ropext inspect` how many pairs reach angles that training never
     showed."""
     ratios = phase_ratio(site.rope, site.rope.spectrum, target)
     count = sum(ratio > 1.001 for ratio in ratios)
@@ -192,7 +192,7 @@ def _unseen_angles_text(site: RopeSite, target: int) -> str:
 
 
 def inspection_text(seen: "Inspection | PositionFacts", pairs: bool = False) -> str:
-    """Return `ropext inspect` as text; with `pairs`, a row for each pair."""
+    """Write the report of `ropext inspect` as text; with `pairs`, a row for each pair."""
     if not isinstance(seen, Inspection):
         return _unrotated_text(seen)
     model = seen.model
@@ -216,7 +216,7 @@ def inspection_text(seen: "Inspection | PositionFacts", pairs: bool = False) -> 
 
 
 def _unrotated_text(seen: "PositionFacts") -> str:
-    """Return `ropext inspect` of a model without a rotary embedding as text."""
+    """Write the report of `ropext inspect` for a model without a rotary embedding."""
     scheme = seen.positions
     kind = scheme.model_type
     if scheme.text_type != kind:
@@ -244,8 +244,8 @@ def _unrotated_text(seen: "PositionFacts") -> str:
 
 
 def loader_lines(readings: Iterable["LoaderReading"]) -> str:
-    """Return the lines of `ropext plan --details` with each engine's verdict about the written
-    config. Engines with the same verdict share a line; misreading engines come first."""
+    """Lay out each engine's verdict about the written config in the report of `ropext plan
+    --details`. Engines with the same verdict share a line; misreading engines come first."""
     groups: dict[tuple[str, str], list[str]] = {}
     for reading in readings:
         group = (reading.verdict, _loader_note(reading))
@@ -258,8 +258,8 @@ def loader_lines(readings: Iterable["LoaderReading"]) -> str:
 
 
 def _loader_note(reading: "LoaderReading") -> str:
-    """Return the note after an engine's name in `ropext plan --details`: its flag, or the reason
-    why it reads otherwise."""
+    """Write the note after an engine's name in the report of `ropext plan --details`. It is its
+    flag, or the reason why it reads otherwise."""
     if reading.verdict == "not measured":
         return ""
     if reading.flag:
@@ -275,7 +275,7 @@ READ = 'what each engine computes ("same": what the plan states)'
 
 
 def config_value_text(item: Any) -> str:
-    """Write a value of config.json short enough for one line of its diff."""
+    """Write a value of config.json for a report, short enough for one line of its diff."""
     if isinstance(item, dict):
         entries = [f"{named(key)}: {config_value_text(held)}" for key, held in item.items()]
         return "{" + ", ".join(entries) + "}"
@@ -292,8 +292,8 @@ def config_value_text(item: Any) -> str:
 
 
 def config_diff(edits: Iterable[Edit]) -> str:
-    """Return the diff of config.json that `plan --details` and `verify` print: old lines with -,
-    new lines with +."""
+    """Lay out the diff of config.json in a report: old lines with -, new lines with +. It serves
+    `plan --details` and `verify`."""
     lines = []
     for edit in edits:
         key = ".".join(map(named, edit.path))
@@ -308,8 +308,8 @@ WITHOUT_COPY = "or without a copy: serve the original weights with these setting
 
 
 def plan_headlines(made: ExtensionPlan) -> list[str]:
-    """Return the first lines of a plan: the old and new context, the method and the factor; before
-    them the reason if `extend` refuses the plan."""
+    """Lay out the first lines of a plan's report: the old and new context, the method and the
+    factor. The reason comes before them if `extend` refuses the plan."""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
     head += f"{made.factor:g}×"
     if made.recipe.from_original:
@@ -320,7 +320,7 @@ def plan_headlines(made: ExtensionPlan) -> list[str]:
 
 
 def plan_details(made: ExtensionPlan) -> str:
-    """Write `ropext plan --details` as text."""
+    """Write the report of `ropext plan --details` as text."""
     parts = plan_headlines(made)
     facts = made.facts()
     methods = made.compare_methods()
@@ -357,8 +357,8 @@ def plan_details(made: ExtensionPlan) -> str:
 
 
 def serving_text(lines: Iterable["Serving"]) -> str:
-    """Return the command that serves a model in each engine, or the sentence that says why there is
-    none, as plans and outputs show them."""
+    """Lay out the command that serves a model in each engine, for a report. Without one, write the
+    sentence that says why."""
     out = list[str]()
     indent = " " * 15
     for line in lines:
@@ -379,8 +379,8 @@ def serving_text(lines: Iterable["Serving"]) -> str:
 
 
 def extension_text(made: ExtensionPlan, written: "Written", every: bool = False) -> str:
-    """Write the answer of `extend`: the files, the verification, how to serve them (in `every`
-    engine or in one), and what to do next."""
+    """Write the report of `extend`: the files, the verification and the next step. It says how to
+    serve them in `every` engine or in one."""
     out = join_for_shells(str(written.output))
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
     parts.append(_written_files_text(written.files))
@@ -408,8 +408,8 @@ def extension_text(made: ExtensionPlan, written: "Written", every: bool = False)
 
 
 def _quality_lines(made: ExtensionPlan, written: "Written", out: str) -> list[str]:
-    """Say in the text of `ropext extend` that no number is known of the output, and what such a
-    scaling gave on the measured model."""
+    """Write in the report of `extend` that no number is known of the output. Add the numbers that
+    such a scaling gave on the measured model."""
     begin = "Quality was not measured"
     if written.proof:
         begin = f"The {made.words.output} was verified; quality was not measured"
@@ -420,16 +420,16 @@ def _quality_lines(made: ExtensionPlan, written: "Written", out: str) -> list[st
 
 
 def model_placeholder_note(lines: Iterable["Serving"]) -> str:
-    """Return the remark of a plan that explains the placeholder MODEL, if commands use it for a
-    base without a path here; else ""."""
+    """Write the remark of a plan's report about the placeholder MODEL. It is "" unless commands use
+    MODEL for a base without a path here."""
     if any("MODEL" in line.command for line in lines):
         return " (MODEL = their path)"
     return ""
 
 
 def serving_commands(output: Path) -> str:
-    """Return the commands that serve a finished output in the program that most users have, as the
-    text below a result; "" if the model does not rotate."""
+    """Write below a result's report the commands that serve a finished output. They are for the
+    program that most users have; "" if the model does not rotate."""
     read = read_unchanged(open_model(output))
     if read is None:
         return ""
@@ -438,14 +438,14 @@ def serving_commands(output: Path) -> str:
 
 def usual_serving_lines(lines: Sequence["Serving"], words: Words) -> Sequence["Serving"]:
     """Return the commands that most users need: the first engine's alone, or another engine's if
-    that one has none; without a first engine, every command without its notes."""
+    that one has none. Without a first engine, return every command without its notes."""
     if words.first_engine:
         return [min(lines, key=lambda line: (not line.command, line.loader != words.first_engine))]
     return [replace(line, note="") if line.command else line for line in lines]
 
 
 def _serving_section(output: Path, usual: Iterable["Serving"]) -> str:
-    """Return the section of a printed result with the commands that serve it."""
+    """Lay out the section of a report with the commands that serve a result."""
     others = f"for other engines: ropext plan {join_for_shells(str(output))}"
     return f"to serve it ({others})\n{serving_text(usual)}"
 
@@ -454,7 +454,7 @@ NAMED_FILES = 16  # files of an output named in full; a large model has hundreds
 
 
 def _written_files_text(names: Sequence[str]) -> str:
-    """Write the names of an output's files in a line of `ropext extend`."""
+    """Write the names of an output's files in a line of the report of `extend`."""
     shown = ", ".join(names[:NAMED_FILES])
     if len(names) > NAMED_FILES:
         shown += f" and {len(names) - NAMED_FILES} more"
@@ -462,13 +462,14 @@ def _written_files_text(names: Sequence[str]) -> str:
 
 
 def kv_cache_text(count: int, target: int) -> str:
-    """Write in a line of a plan how much memory one sequence of the target length takes."""
+    """Write in a line of a plan's report how much memory one sequence of the target length
+    takes."""
     return f"{bytes_text(count)} for one sequence of {target:,} tokens (16-bit values)"
 
 
 def _proof_sentence(proof: JsonObject | None, out: str) -> str:
-    """Write the verified facts in a line of `ropext extend`; a forward pass that did not agree has
-    its own sentence."""
+    """Write the verified facts in a line of the report of `extend`. A forward pass that did not
+    agree has its own sentence."""
     if not proof:
         return f"not verified (--no-verify); to do it later: ropext verify {out}"
     if "ggml" in proof:
@@ -497,8 +498,8 @@ def _proof_sentence(proof: JsonObject | None, out: str) -> str:
 
 
 def served_headline(read: Served) -> str:
-    """Return the first line of `ropext plan` for a model that is extended already: how far, and by
-    what."""
+    """Write the first line of the report of a model that is extended already. `ropext plan` shows
+    how far, and by which method."""
     head = f"{read.directory}: {read.model.context:,} tokens"
     if read.record:
         head += f", extended from {read.record.context:,} by {read.record.method}"
@@ -508,8 +509,8 @@ def served_headline(read: Served) -> str:
 
 
 def served_details(read: Served, verdict: str = "") -> str:
-    """Write `ropext plan --details` of an extended model: the verdict of its gate, and each
-    engine's reading of the config."""
+    """Write the report of `ropext plan --details` for an extended model. It has the verdict of its
+    gate, and each engine's reading of the config."""
     head = served_headline(read)
     readers = loader_lines(read.readings)
     lines = serving_text(read.serving)
@@ -518,15 +519,16 @@ def served_details(read: Served, verdict: str = "") -> str:
 
 
 def verification_text(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -> str:
-    """Write `ropext verify` as text: the verdict and the findings. `ropext plan DIR` names the
-    engines that read the model."""
+    """Write the report of `ropext verify` as text: the verdict and the findings. `ropext plan DIR`
+    names the engines that read the model."""
     states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
     rows = [(states[passed], what, sentence) for passed, what, sentence in checks]
     return f"{verdict}\n\n{columns(['', 'what', 'found'], rows)}"
 
 
 def evaluation_costs_text(counts: Any) -> str:
-    """Write `ropext eval --dry-run` as text."""
+    """Lay out the report of `ropext eval --dry-run` as text: a table of passes and tokens, then
+    bytes."""
     read = "each document in one pass"
     if counts.chunk:
         read = f"in chunks of {counts.chunk} tokens with a KV cache"
