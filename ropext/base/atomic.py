@@ -30,7 +30,7 @@ def os_errors(output: Path) -> Iterator[None]:
 
 def reason_of(error: Exception) -> str | None:
     """Return why the file system refused a write, also if safetensors or tokenizers (Rust) or
-    torch.save (C++) put the system's error into a text; None for any other error."""
+    torch.save (C++) put the system's error into a text. Return None for any other error."""
     if isinstance(error, RopextError):
         return None
     if isinstance(error, OSError):  # without a number it is transformers' own, about a model

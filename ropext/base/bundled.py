@@ -68,8 +68,8 @@ def find_recipe(name: str) -> Path:
 
 def find_bundled(name: str, kind: Literal["model", "data"]) -> Path | None:
     """Return the directory of a bundled checkpoint, or the file of bundled documents, for a name
-    such as ropext://demo; None if the name does not begin with ropext://. Refuse an unknown name,
-    and a name of the other kind."""
+    such as ropext://demo. Return None if the name does not begin with ropext://. Refuse an unknown
+    name, and a name of the other kind."""
     if not name.startswith(SCHEME):
         return None
     known = BUNDLED[kind]
@@ -93,9 +93,9 @@ def _list(names: Collection[object]) -> str:
 
 
 def find_gguf(name: str) -> Path | None:
-    """Find the GGUF that a model's name means: ollama:NAME, a path, a directory with one GGUF, or a
-    short name in LM Studio's folder. A path without the suffix is known by its first bytes. Return
-    None if the name means something else."""
+    """Find the GGUF that a model's name means. It is ollama:NAME, a path, a directory with one
+    GGUF, or a short name in LM Studio's folder. The first bytes tell if a path has no suffix.
+    Return None if the name means something else."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "model")
     path = Path(os.path.expanduser(name))
@@ -128,8 +128,7 @@ def find_gguf(name: str) -> Path | None:
 
 
 def _begins_as_gguf(path: Path) -> bool:
-    """Return whether a path given as MODEL leads to a file that begins with the four bytes of a
-    GGUF."""
+    """Return whether a path given as MODEL leads to a file with the first bytes of a GGUF."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
@@ -138,8 +137,8 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def find_projector(name: str, path: Path) -> Path | None:
-    """Find the file that encodes images or sound for a GGUF at `path` that was found by its short
-    name: in the same folder, or among Ollama's blobs."""
+    """Find the file that encodes images or sound for the GGUF that a name means. It is in the same
+    folder, or among Ollama's blobs."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "projector")
     return min(path.parent.glob("mmproj*.gguf"), default=None)
@@ -163,8 +162,8 @@ class KeptByOllama:
 
 
 def kept_by_ollama(name: str) -> KeptByOllama | None:
-    """Return the layers and the config that Ollama keeps of a model ollama:NAME; None for any other
-    name."""
+    """Return the layers and the config that Ollama keeps of a model ollama:NAME. Return None for
+    any other name."""
     if not name.startswith(OLLAMA):
         return None
     home, manifest = _manifest(name)

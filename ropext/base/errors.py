@@ -63,8 +63,7 @@ class ConfigError(InputError):
     elsewhere has no file of that name."""
 
     def __init__(self, sentence: str, source: str = "config.json") -> None:
-        """Make this mistake of a user, which has an exit code, from its sentence; keep the name of
-        its config apart."""
+        """Make this mistake of a user from its sentence. Keep the name of its config apart."""
         super().__init__(sentence, source)
         self.sentence = sentence
         self.source = source

@@ -129,14 +129,15 @@ def _behind(path: Path) -> Iterator[Path]:
 
 
 def _chain(path: Path) -> list[Identity | None]:
-    """Return the device and inode of a command's path and of the directories above it; None for
-    each that does not exist."""
+    """Return the device and inode of a command's path and of the directories above it. Return None
+    for each that does not exist."""
     real = Path(os.path.realpath(path))
     return [identity(place) for place in (real, *real.parents)]
 
 
 def identity(path: Path | str) -> Identity | None:
-    """Return the device and inode of the file that a path leads to; None if there is none."""
+    """Return the device and inode of the file that a path leads to. Return None if there is
+    none."""
     with suppress(OSError, ValueError):
         status = os.stat(path)
         return status.st_dev, status.st_ino
@@ -144,9 +145,8 @@ def identity(path: Path | str) -> Identity | None:
 
 
 def files_in(directory: Path) -> dict[str, Any] | None:
-    """Return the files of any output directory that bear ropext's mark, each with its digest or
-    other `state`; --force replaces no others. ropext.json lists them; return None if it cannot be
-    read."""
+    """Return the files of any output directory that bear ropext's mark. Each has its digest or
+    other `state`. ropext.json lists them. Return None if it cannot be read."""
     with suppress(InputError):
         files = read_object(directory / RECORD).get(FILES)
         return {**files, RECORD: None} if isinstance(files, dict) else None
@@ -154,8 +154,8 @@ def files_in(directory: Path) -> dict[str, Any] | None:
 
 
 def recorded(directory: Path) -> set[str] | None:
-    """Return the files of an old output that --force may replace: they are still as ropext wrote
-    them, by the states in ropext.json; None if no ropext.json can be read."""
+    """Return the files of an old output that --force may replace. They are still in the states of
+    ropext.json. Return None if it cannot be read."""
     files = files_in(directory)
     if files is None:
         return None
@@ -163,15 +163,15 @@ def recorded(directory: Path) -> set[str] | None:
 
 
 def is_as_written(directory: Path) -> bool:
-    """Return whether an output directory still has all files that a command wrote into it,
-    unedited: each in the `state` that its ropext.json lists."""
+    """Return whether an output directory still has all files that a command wrote. Each must have
+    the `state` that ropext.json lists."""
     files = files_in(directory)
     return files is not None and files.keys() <= {RECORD, *unchanged(directory, files)}
 
 
 def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
-    """Return the files below an output directory that nobody edited since ropext wrote them: each
-    is still in its listed `state`."""
+    """Return the files of an output that nobody edited since ropext wrote them. Each is still in
+    its listed `state`."""
     return {name for name in listing(directory) if is_in_state(directory / name, files.get(name))}
 
 
@@ -220,8 +220,8 @@ def is_in_state(path: Path, listed: Any) -> bool:
 
 
 def _content(path: Path) -> str | None:
-    """Return the SHA-256 of a file, or the digest of a symbolic link's target, to notice edits;
-    None if the file cannot be read."""
+    """Return the SHA-256 of a file, or the digest of a symbolic link's target, to notice edits.
+    Return None if the file cannot be read."""
     if path.is_symlink():
         leads = hashlib.sha256(os.fsencode(os.readlink(path)))
         return f"link to {leads.hexdigest()}"
@@ -259,8 +259,8 @@ def is_settled(path: Path, status: os.stat_result) -> bool:
 
 
 def listed_digest(path: Path) -> str | None:
-    """Return the SHA-256 by which ropext knows the file at a path as its own, symbolic links
-    followed: the ropext.json in the same folder lists it; else None."""
+    """Return the SHA-256 by which ropext knows the file at a path as its own. The ropext.json in
+    its folder lists it. Symbolic links are followed."""
     real = Path(os.path.realpath(path))
     listed = (files_in(real.parent) or {}).get(real.name)
     return listed if isinstance(listed, str) and _SHA256.fullmatch(listed) else None

@@ -99,8 +99,8 @@ LONGEST_NAME = 255  # bytes, on the file systems of all three systems
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """Return the text that a user gives as MODEL to a command or call, such as a path or hub id;
-    refuse anything that is no text or path, such as a model in memory."""
+    """Return the user's argument MODEL of a command or call as a text. Refuse anything that is no
+    text or path, such as a model in memory."""
     if model == "":
         raise UsageError("the name of the model is empty; give its directory, file or hub id")
     if isinstance(model, str | os.PathLike):
@@ -114,8 +114,8 @@ def model_name(model: str | os.PathLike[str]) -> str:
 
 
 def inner_model_argument(model: object) -> str:
-    """Return, for the sentence of a user's error, the expression for the model inside torch's
-    wrapper (`model._orig_mod` of torch.compile, `model.module` of DataParallel); "" without a
+    """Return, for a user's error, the expression for the model inside torch's wrapper:
+    `model._orig_mod` (torch.compile) or `model.module` (DataParallel). Return "" without a
     wrapper."""
     for name in ("_orig_mod", "module"):
         if hasattr(model, name):
@@ -124,8 +124,8 @@ def inner_model_argument(model: object) -> str:
 
 
 def not_a_model(wanted: str, given: object) -> UsageError:
-    """Build the UsageError about a user's argument that should be a model in memory and is none;
-    its sentence names the inner model if torch wraps one."""
+    """Build the UsageError about a user's argument that should be a model in memory. Its sentence
+    names the inner model if torch wraps one."""
     sentence = f"{wanted}, not {class_name(given)}"
     inside = inner_model_argument(given)
     if inside:
@@ -154,8 +154,8 @@ def check_names(place: Path, hint: str = "") -> None:
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text from a user, in an option or a recipe, can only be the path of a file;
-    in ID:CONFIG no slash follows the colon."""
+    """Return whether a user's text can only be the path of a file. In ID:CONFIG no slash follows
+    the colon."""
     return bool(re.match(r"[./~\\]|[A-Za-z]:[/\\]", text))
 
 

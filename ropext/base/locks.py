@@ -111,8 +111,8 @@ def _check_holder(error: OSError, descriptor: int, path: Path, output: Path) -> 
 
 
 def _start(pid: int) -> str:
-    """Return when a process started, in clock ticks since the boot (proc(5), field 22); "" if
-    unknown.
+    """Return when a process started, in clock ticks since the boot (proc(5), field 22). Return ""
+    if unknown.
 
     This tells a process from a later one with the same number.
     """

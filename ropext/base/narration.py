@@ -47,7 +47,7 @@ def scrub(text: str) -> str:
 
 def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
     """Return the words of the command line to record: the program's bare name, and no secret in any
-    word; nothing for a call from Python."""
+    word. Return nothing for a call from Python."""
     if not argv:
         return ()
     words = ["ropext"]
@@ -250,7 +250,7 @@ def interruptible(
     caught: list[int] = []
 
     def answer(number: int, frame: Any) -> None:
-        """Note a signal to stop long work and send the sentence to `say`; the next signal has its
+        """Note a signal to stop long work, and send the sentence to `say`. The next signal has its
         default effect."""
         signal.signal(number, signal.SIG_DFL)
         caught.append(number)
@@ -294,8 +294,7 @@ def pausing(say: Say, show: Show = no_progress) -> Iterator[Show]:
     with interruptible(say, sentence) as stopping:
 
         def pause(done: int, total: int, what: str) -> None:
-            """Report the progress of long work to `show`, and stop the work with KeyboardInterrupt
-            if Ctrl-C came."""
+            """Report the progress of long work, and raise KeyboardInterrupt if Ctrl-C came."""
             show(done, total, what)
             if stopping():
                 raise KeyboardInterrupt("interrupted; nothing was kept")

@@ -89,8 +89,7 @@ class Output:
 
 
 def check_output(output: Output) -> None:
-    """Raise if a command may not write its output to this path, a directory or a file; change
-    nothing on the disk."""
+    """Raise if a command may not write its output to this path. Change nothing on the disk."""
     path = output.path
     if not output.is_file and path.suffix.lower() == ".gguf":
         raise UsageError(
@@ -108,8 +107,8 @@ def real_place(output: Path) -> Path:
 
 
 def check_place(output: Path) -> None:
-    """Raise if no command could write its output (--output) to this path, because of its name or
-    the directory above it."""
+    """Raise if no command could write its output to this path. The reason is its name or the
+    directory above it."""
     if output.name in ("", ".", ".."):
         raise UsageError(f"{output} (--output) names no directory of its own; give -o OUT a name")
     if output.parts[0] == "ropext:":  # ropext://demo, as a path

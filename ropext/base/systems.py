@@ -152,8 +152,8 @@ def limit_memory(most: int) -> None:
 
 
 def free_descriptors() -> int | None:
-    """Return how many more file descriptors this process may open; None if the operating system
-    does not report it."""
+    """Return how many more file descriptors this process may open. Return None if the operating
+    system does not report it."""
     if sys.platform == "win32":
         return None
     import resource
@@ -242,8 +242,8 @@ def _is_local_drive(device: int) -> bool:
 
 
 def user_cache() -> Path | None:
-    """Return the user's cache folder for ropext, by the custom of the operating system; None if the
-    user has no home."""
+    """Return the user's cache folder for ropext, by the custom of the operating system. Return None
+    if the user has no home."""
     named = os.environ.get("XDG_CACHE_HOME")
     if named:
         return Path(named) / "ropext"

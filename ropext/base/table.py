@@ -25,8 +25,7 @@ class Number(str):
     ci95: tuple[float, float] | None
 
     def __new__(cls, text: str, value: float, ci95: tuple[float, float] | None = None) -> Self:
-        """Make a cell, for every format of a table, from the text of a number; keep the number and
-        its interval."""
+        """Make a cell of any table from the text of a number. Keep the number and its interval."""
         cell = super().__new__(cls, text)
         cell.value = value
         cell.ci95 = ci95
@@ -40,7 +39,7 @@ class Marked(str):
     remark: str
 
     def __new__(cls, name: str, remark: str) -> Self:
-        """Make a cell, for every format of a table, from the name of a model and a remark on it."""
+        """Make a cell of any table from the name of a model and a remark on it."""
         cell = super().__new__(cls, f"{name} ({remark})")
         cell.name = name
         cell.remark = remark
@@ -67,7 +66,7 @@ HIDDEN = ("Cc", "Cf", "Cs", "Co")  # categories of Unicode: control, format, sur
 
 
 def wrapped_line(text: str, first: str = "", rest: str = "  ") -> str:
-    """Wrap a line of any table or message at its spaces, to 120 columns; `first` begins the first
+    """Wrap a line of any table or message at its spaces, to 120 columns. `first` begins the first
     row, `rest` each further one."""
     if len(first + text) <= WIDTH:
         return first + text
@@ -150,8 +149,7 @@ def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
 
 
 def verdict_first(lines: Sequence[str], tables: Iterable[Table]) -> str:
-    """Format sentences as text for a terminal, then the tables that they were made from in padded
-    columns."""
+    """Format sentences as text for a terminal, then their tables in padded columns."""
     parts = [as_text((), lines), as_text(tables)]
     return "\n\n".join(filter(None, parts))
 

@@ -280,15 +280,15 @@ def _seal_of(manifest: Flat) -> str:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest (run.json) of any command's folder, without its list of files; None if
-    ropext wrote none."""
+    """Return the manifest (run.json) of any command's folder without its list of files. Return None
+    if ropext wrote none."""
     manifest = sealed(folder)
     return manifest and {k: v for k, v in manifest.items() if k not in LEFT_OUT}
 
 
 def sealed(folder: Path) -> dict[str, Any] | None:
-    """Return the whole manifest (run.json) of any command's folder; None if ropext wrote none, or
-    if its digest shows that it was edited."""
+    """Return the whole manifest (run.json) of any command's folder. Return None if ropext wrote
+    none, or if it was edited."""
     if not (folder / MANIFEST).is_file():
         return None
     check_links(folder)
@@ -319,8 +319,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def _plain(value: Mapping[str, Any]) -> Flat:
-    """Return the manifest (run.json) of any command's folder as JSON text gives it back: tuples
-    become lists."""
+    """Return the manifest of any command's folder as JSON text gives it back. Tuples become
+    lists."""
     plain: Flat = json.loads(json.dumps(value, default=str))
     return plain
 

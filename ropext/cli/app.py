@@ -91,8 +91,8 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
 
 
 def _command_in(words: list[str]) -> str | None:
-    """Return the command on the command line; "" if there is none, None if completion needs all of
-    them."""
+    """Return the command on the command line. Return "" if there is none, None if completion needs
+    all of them."""
     for key in os.environ:
         if key.endswith("_COMPLETE") and "ROPEXT" in key.upper():
             return None

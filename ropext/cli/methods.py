@@ -32,7 +32,7 @@ class MethodPage:
     knobs: tuple[Knob, ...]
 
     def text(self, carried: str) -> str:
-        """Format the page that the command line prints for `ropext methods NAME`; `carried` is the
+        """Format the page that the command line prints for `ropext methods NAME`. `carried` is the
         sentence about the place that stores the method."""
         lines = [
             f"{self.name}: {self.summary}",
@@ -55,8 +55,8 @@ def _page_of(method: Method) -> MethodPage:
 
 
 def _folding_knobs() -> tuple[Knob, ...]:
-    """Return the flags of Self-Extend with their help, as the command `ropext methods self-extend`
-    prints them."""
+    """Return the flags of Self-Extend with their help, as the command `ropext methods` prints
+    them."""
     knobs = list[Knob]()
     for name, info in SelfExtend.model_fields.items():
         help_text = (info.description or "").removeprefix(f"{self_extend.NAME}: ")

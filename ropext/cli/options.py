@@ -186,11 +186,11 @@ def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
 
 
 def _length_parser(flag: str) -> Callable[[str], int]:
-    """Return the function by which typer reads a length from the command line; its errors name this
+    """Return the function by which typer reads a length from the command line. Its errors name this
     flag."""
 
     def parse(text: str) -> int:
-        """Read a length such as 32k from the command line, for typer; an error names the flag."""
+        """Read a length such as 32k from the command line, for typer. An error names the flag."""
         return parse_length(text, flag)
 
     return parse

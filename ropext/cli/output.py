@@ -226,8 +226,8 @@ def call_of(
 
 
 def stoppable() -> AbstractContextManager[Callable[[], bool]]:
-    """Return a context in which Ctrl-C prints a sentence on stderr and stops the command's work
-    after its current piece."""
+    """Return a context in which Ctrl-C stops the command's work after its current piece. It prints
+    a sentence on stderr."""
     return interruptible(
         fail, "interrupted; stopping after the current piece (Ctrl-C again ends at once)"
     )

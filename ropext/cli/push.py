@@ -32,7 +32,7 @@ class Push:
 
 
 def requested_push(given: Given) -> Push:
-    """Read --push-to-hub and --public from a command line, and return the push that they request.
+    """Read --push-to-hub and --public from a command line. Return the push that they request.
 
     Raise, before anything is computed, if something for it is missing.
     """
@@ -88,8 +88,7 @@ def print_pushed_result(
 
 
 def push_command(directory: Path, wanted: Push) -> str:
-    """Return the words `ropext push ...` that a user types on the command line to push this output,
-    for an error."""
+    """Return the words `ropext push ...` that a user types to push this output, for an error."""
     words = ["ropext", "push", str(directory), wanted.repository]
     if wanted.public:
         words.append("--public")

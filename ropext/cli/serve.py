@@ -122,7 +122,7 @@ def command(
 
 
 def _served_names(given: list[str]) -> tuple[str, ...]:
-    """Read --served-model-name from the command line, each name once; raise UsageError if a client
+    """Read --served-model-name from the command line, each name once. Raise UsageError if a client
     could not send one."""
     if not "".join(given).isprintable():
         raise UsageError("--served-model-name takes a name of printable characters")

@@ -86,7 +86,7 @@ def command(
 
 def _check_written_places(directory: str, wanted: Verify) -> None:
     """Refuse, on the command line of `ropext verify`, a flag whose file it may not write. --fix
-    writes config.json, --record writes ropext.json, and --plain the fingerprint of a server."""
+    writes config.json. --record writes ropext.json, and --plain the fingerprint of a server."""
     place = Path(directory)
     written = dict[str, Path]()
     if wanted.fix:
@@ -102,8 +102,8 @@ def _check_written_places(directory: str, wanted: Verify) -> None:
 
 
 def _plain_server_of(wanted: Verify) -> "PlainServer | None":
-    """Return the server of the unscaled model that --plain or --fingerprint names on the command
-    line of `ropext verify`."""
+    """Return the server of the unscaled model that --plain or --fingerprint of `ropext verify`
+    names."""
     from ropext.verifying.plain_server import PlainServer
 
     if wanted.fingerprint is not None:

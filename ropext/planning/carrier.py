@@ -192,8 +192,8 @@ class Carrier:
         return tuple(families.diff(before, after))
 
     def log_of(self, plan: PlannedExtension) -> str:
-        """Return the lines of a program's log that show that the planned scaling is on; "" if none
-        does."""
+        """Return the lines of a program's log that show that the planned scaling is on. Return ""
+        if none does."""
         return ""
 
     def misread(self, name: str, site: RopeSite) -> str:
@@ -213,8 +213,8 @@ class Carrier:
         return loaders.unmeasured(name, model.text_type, site.params, model_type=model.model_type)
 
     def nearest(self, loader: str, params: Params, target: int) -> str:
-        """Return the options of `extend` whose result a loader reads exactly; "" if there are
-        none."""
+        """Return the options of `extend` whose result a loader reads exactly. Return "" if there
+        are none."""
         model = self.model
         start = ""
         if any(site.rope.is_scaled for site in model.scaled_sites):
@@ -250,9 +250,9 @@ class Carrier:
         return tuple(lines)
 
     def _file_flags(self, plan: PlannedExtension) -> str:
-        """Return the flags by which llama-server reads a GGUF of the plan's base as planned; "" if
-        that needs a copy. The file is not here: it is assumed to state the base's theta and no
-        scaling."""
+        """Return the flags by which llama-server reads a GGUF of the plan's base as planned. Return
+        "" if that needs a copy. The file is not here: it is assumed to state the base's theta and
+        no scaling."""
         from ropext.families.loaders import gguf  # late: it reads a table of its own
 
         main = plan.main
@@ -330,9 +330,8 @@ def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
 
 
 def _old_engines_agree(config: dict[str, Json], model: Model) -> bool:
-    """Return whether `ropext plan` counts engines that read only the transformers 4 spellings of an
-    unextended config as exact. It does if these alone give the rope dicts of stock transformers
-    5."""
+    """Return whether a plan counts engines as exact if they read only the transformers 4 spellings
+    of an unextended config. Alone these must give the rope dicts of stock transformers 5."""
     older = copy.deepcopy(config)
     text_part(older, model.path).pop("rope_parameters", None)
     try:
@@ -343,16 +342,16 @@ def _old_engines_agree(config: dict[str, Json], model: Model) -> bool:
 
 
 def _in_doubt(reading: LoaderReading, verdict: Verdict, why: str) -> LoaderReading:
-    """Return a loader's reading of a carrier, for `ropext plan`, with another verdict and ropext's
-    own reason for it."""
+    """Return a loader's reading of a carrier with another verdict and ropext's own reason for
+    it."""
     return replace(reading, verdict=verdict, why=why, flag="", has_reason=True)
 
 
 def _of_two_spellings(
     plain: Iterable[LoaderReading], modern: Iterable[LoaderReading], older_agrees: bool
 ) -> tuple[LoaderReading, ...]:
-    """Return the readings by loaders that `ropext plan` lists for an unextended model if the two
-    spellings in its carrier, a config, disagree.
+    """Return the readings that `ropext plan` lists for an unextended model whose carrier has two
+    spellings that disagree.
 
     A loader that ignores rope_parameters alone (`modern`) uses the older spelling. Among the
     loaders that know both spellings, only transformers was measured.

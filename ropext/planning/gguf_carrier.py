@@ -47,7 +47,7 @@ class GgufCarrier(Carrier):
 
     def rope_of(self, site: RopeSite) -> GgufRope | None:
         """Return the GGUF keys and divisors from which llama.cpp computes the planned spectrum of a
-        site; None if none do."""
+        site. Return None if none do."""
         ropes = gguf.candidates(self.architecture, site.rope, site.wanted, site.params)
         return next(ropes, None)
 
@@ -67,8 +67,8 @@ class GgufCarrier(Carrier):
         return gguf.readings(self.architecture, self.rope_of(site), self.model.text_type)
 
     def log_of(self, plan: PlannedExtension) -> str:
-        """Return the lines of llama-server's log that show that the planned scaling is on; "" if
-        none does."""
+        """Return the lines of llama-server's log that show that the planned scaling is on. Return
+        "" if none does."""
         rope = self.rope_of(plan.main)
         if rope is None or not loaders.reads_exactly("llama.cpp", plan.readings):
             return ""
@@ -117,8 +117,8 @@ class GgufCarrier(Carrier):
         return loaders.file_lines(file, plan.target, plan.readings, params)
 
     def overrides(self, plan: PlannedExtension) -> tuple[OverrideLine, ...]:
-        """Return the llama-server line that runs the plan's base file as planned, without a copy;
-        none if llama.cpp does not read the plan exactly. The line has no command if no flags
+        """Return the llama-server line that runs the plan's base file as planned, without a copy.
+        Return none if llama.cpp does not read the plan exactly. The line has no command if no flags
         express the plan."""
         if self.model.masked_lm or not loaders.reads_exactly("llama.cpp", plan.readings):
             return ()
@@ -129,8 +129,8 @@ class GgufCarrier(Carrier):
         return (loaders.file_override_line(file, flags, plan.target),)
 
     def _flags(self, plan: PlannedExtension) -> str:
-        """Return the flags by which llama-server reads a GGUF file as planned; "" if that needs a
-        copy."""
+        """Return the flags by which llama-server reads a GGUF file as planned. Return "" if that
+        needs a copy."""
         rope = self.rope_of(plan.main)
         keys = {edit.key: edit.after for edit in plan.edits}
         if rope is None or any(isinstance(value, list) for value in keys.values()):

@@ -20,8 +20,8 @@ class CacheType:
     bytes: int  # in one block
 
     def bytes_of(self, values: int) -> int | None:
-        """Return the bytes of so many values of a KV cache, for `plan --memory`; None if they do
-        not fill whole blocks."""
+        """Return the bytes of so many values of a KV cache, for `plan --memory`. Return None if
+        they do not fill whole blocks."""
         if values % self.values:
             return None
         return values // self.values * self.bytes
@@ -47,7 +47,7 @@ class Cache:
 
     def bytes_at(self, tokens: int) -> int | None:
         """Return the bytes of the KV caches of all sequences in `plan --memory`, each full with so
-        many tokens; None if the type cannot hold the cache."""
+        many tokens. Return None if the type cannot hold the cache."""
         total = 0
         for layer in self.layers:
             if self.kind.bytes_of(layer.values) is None:
@@ -100,8 +100,8 @@ class MemoryFit:
 
     @property
     def room(self) -> int | None:
-        """Return the bytes of memory that the weights leave for the KV cache in `plan --memory`;
-        None if the size of the weights is not known."""
+        """Return the bytes of memory that the weights leave for the KV cache in `plan --memory`.
+        Return None if the size of the weights is not known."""
         return None if self.weights is None else max(0, self.memory - self.weights)
 
     def to_json(self) -> dict[str, Any]:

@@ -108,8 +108,8 @@ class Attempts:
         return wish
 
     def planned(self, site: RopeSite, attempt: Attempt) -> RopeSite | None:
-        """Return the site with the rope dict that carries the attempted method as requested; None
-        if no rope dict does."""
+        """Return the site with the rope dict that carries the attempted method as requested. Return
+        None if no rope dict does."""
         key = (site.label, attempt)
         if key not in self._planned:
             wish = self.wish(site, attempt)
@@ -211,8 +211,8 @@ class Recommendation:
 
 
 def form_name(rope_type: str | None) -> str:
-    """Return how a plan and docs/methods.md name the rope type that `extend` would write: `default`
-    is theta, because it holds nothing else."""
+    """Return how a plan and docs/methods.md name the rope type to be written. `default` is theta:
+    it holds nothing else."""
     return "theta" if rope_type == "default" else rope_type or "-"
 
 
@@ -356,7 +356,7 @@ def _not_measured(carrier: Carrier, names: Sequence[str], trusted: RopeSite) -> 
 
 def loaders_by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return, for a plan or its refusal, the loaders by the `extend` options whose result each
-    reads exactly; under "" the loaders that have none."""
+    reads exactly. Under "" are the loaders without any."""
     grouped = dict[str, list[str]]()
     for loader, options in nearest.items():
         grouped.setdefault(options, []).append(loader)
@@ -391,7 +391,7 @@ def _loaders_with_verb(names: Sequence[str], verb: str) -> str:
 
 def _from_original(attempts: Attempts, method: str, recipe: Extend) -> str:
     """Return the options, methods included, that can extend a scaled model from its original
-    context, as a clause of a refusal; "" if there are none."""
+    context, as a clause of a refusal. Return "" if there are none."""
     model = attempts.model
     target = attempts.target
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
@@ -550,7 +550,7 @@ def _why_no_scaling(model: Model) -> str:
 
 
 def _for_clause(recipe: Extend) -> str:
-    """Return the loaders of --for as a clause of a recommendation; "" without --for."""
+    """Return the loaders of --for as a clause of a recommendation. Return "" without --for."""
     return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
 
 
@@ -590,8 +590,8 @@ def _cases_for_model(carrier: Carrier, recipe: Extend) -> list[_Case]:
 def _first_writable_case(
     attempts: Attempts, recipe: Extend, cases: Sequence[_Case], chosen: str = ""
 ) -> Recommendation | None:
-    """Return the recommendation of the first case whose method can be written; None if there is
-    none."""
+    """Return the recommendation of the first case whose method can be written. Return None if there
+    is none."""
     passed: dict[str, list[str]] = {}
     for case in cases:
         row = attempts.row(recipe, case.method, chosen)

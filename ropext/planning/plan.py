@@ -112,7 +112,7 @@ class ExtensionPlan:
     @cached_property
     def kv_cache_bytes(self) -> int | None:
         """Return the bytes of the KV cache for one sequence of the planned target, at 2 bytes a
-        value; None if they are not known."""
+        value. Return None if they are not known."""
         if self.carrier is None:
             return None
         rules = self.carrier.cache
@@ -154,12 +154,12 @@ class ExtensionPlan:
         return join_for_shells(*line, "-o", self.words.name)
 
     def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
-        """Return the facts of a planned extension, before anything is written, as names and values;
-        if `briefly`, only the reasons for the plan."""
+        """Return the facts of a planned extension as names and values. If `briefly`, return only
+        the reasons for it."""
         return []
 
     def compare_methods(self) -> Table:
-        """Compare the methods that a plan can choose from, in a table; it has no rows if nothing
+        """Compare the methods that a plan can choose from in a table. It has no rows if nothing
         distinguishes them."""
         return self.methods_table
 
@@ -217,7 +217,7 @@ class ExtensionPlan:
 
     @property
     def untrained_factor(self) -> float:
-        """Return the plan's target divided by the trained context; 1 if the plan needs no
+        """Return the plan's target divided by the trained context. Return 1 if the plan needs no
         training."""
         return 1.0 if self.trained is None else self.target / self.trained
 
@@ -237,22 +237,22 @@ class ExtensionPlan:
 
     @property
     def log(self) -> str:
-        """Return the lines in a program's log that show that the planned scaling is on; "" if none
-        does."""
+        """Return the lines in a program's log that show that the planned scaling is on. Return ""
+        if none does."""
         if self.carrier is None or self.recipe.length_only:
             return ""
         return self.carrier.log_of(self)
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
-        """Return the lines that run the planned result from `directory` in each loader; none if the
-        plan is refused."""
+        """Return the lines that run the planned result from `directory` in each loader. Return none
+        if the plan is refused."""
         if self.carrier is None or self.refusal is not None:  # there will be nothing to serve
             return ()
         return self.carrier.serving(self, directory)
 
     def overrides(self) -> tuple[loaders.OverrideLine, ...]:
         """Return the lines that run the plan's base itself as planned, in each loader that is known
-        to read it; none if the plan is refused."""
+        to read it. Return none if the plan is refused."""
         if self.carrier is None or self.refusal is not None:
             return ()
         return self.carrier.overrides(self)
@@ -291,8 +291,8 @@ class ExtensionPlan:
 
 
 def why_unfolded(carrier: Carrier) -> str:
-    """Return the reason why Self-Extend cannot extend a model, for a plan or its refusal; "" if it
-    can."""
+    """Return the reason why Self-Extend cannot extend a model, for a plan or its refusal. Return ""
+    if it can."""
     model = carrier.model
     if not carrier.in_transformers:
         return "no class in transformers"
@@ -390,8 +390,8 @@ class Plan(ExtensionPlan):
         return [("written as", ", ".join(written)), ("attention", attention)]
 
     def compare_methods(self) -> Table:
-        """Compare the methods that a plan can choose from, in a table without measurements: pairs
-        extrapolated, compression, rope type."""
+        """Compare the methods that a plan can choose from, without measurements. The table has
+        pairs extrapolated, compression and rope type."""
         rows = []
         for row in self.methods:
             cells = ["-", "-", "-"]

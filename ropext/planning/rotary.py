@@ -120,7 +120,8 @@ def make_plan(
 
 
 def _too_far(recipe: Extend, context: int, target: int) -> str:
-    """Return a question for a planned factor that nobody has reached; "" for any other factor."""
+    """Return a question for a planned factor that nobody has reached. Return "" for any other
+    factor."""
     factor = target / context
     if factor <= FARTHEST or recipe.even_so:
         return ""

@@ -132,7 +132,7 @@ def unknown_keys_of_longrope(plan: Plan) -> str:
 
 
 def _unknown_keys(plan: Plan, keys: str) -> str:
-    """Return the warning of a plan about keys that transformers does not recognise; "" for a
+    """Return the warning of a plan about keys that transformers does not recognise. Return "" for a
     GGUF."""
     if not plan.carrier.in_transformers:
         return ""
@@ -294,8 +294,8 @@ def warnings_of(plan: Plan) -> tuple[str, ...]:
 
 @cache
 def _measured_results() -> Mapping[str, Any]:
-    """Return the content of measured.json, which the warnings of a plan quote: results of untrained
-    methods on one model."""
+    """Return the content of measured.json, which warnings of a plan quote. It has results of
+    untrained methods on one model."""
     content: Mapping[str, Any] = json.loads(
         (files(__package__) / "measured.json").read_text("utf-8")
     )
@@ -303,21 +303,21 @@ def _measured_results() -> Mapping[str, Any]:
 
 
 def _perplexity_percent(nats: float) -> str:
-    """Return, for a plan's sentence or warning about untrained scaling, a difference of losses as
-    percent of perplexity, in two digits."""
+    """Return, for a plan's sentence, a difference of losses as percent of perplexity, in two
+    digits."""
     percent = abs(math.expm1(nats)) * 100
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
 def _perplexity_change(nats: float) -> str:
-    """Return, for a plan's sentence or warning about untrained scaling, a difference of losses as
-    "N % more" or "N % less" perplexity."""
+    """Return, for a plan's sentence, a difference of losses as "N % more" or "N % less"
+    perplexity."""
     return f"{_perplexity_percent(nats)} {'more' if nats > 0 else 'less'}"
 
 
 def _compared_with_truncation(worse: Mapping[str, float]) -> str:
-    """Return, for a plan's sentence on untrained scaling, the measured perplexity of each kind of
-    text, compared with truncated text's."""
+    """Return, for a plan, the measured perplexity of each kind of text, compared with truncated
+    text's."""
     kinds = list[str]()
     for kind, nats in worse.items():
         amount = _perplexity_change(nats)
@@ -345,8 +345,8 @@ def _measured_model(plan: Plan) -> str:
 
 
 def _letters_of_name(name: str) -> str:
-    """Return the letters and digits of a model's name, by which a plan tells whether its model is
-    the model of measured.json."""
+    """Return the letters and digits of a model's name, by which a plan compares it with the model
+    of measured.json."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

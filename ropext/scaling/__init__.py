@@ -83,8 +83,8 @@ def beside(method: str | None) -> tuple[str, ...]:
 
 
 def check_known(name: str) -> None:
-    """Raise UsageError if a name is no method of scaling: not for rotary embeddings, not for
-    position tables, and not self-extend."""
+    """Raise UsageError if a name is no method of scaling. It may be for rotary embeddings or
+    position tables, or self-extend."""
     if name not in tables.METHODS and name != self_extend.NAME:
         find(name)
 

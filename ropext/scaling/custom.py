@@ -24,8 +24,8 @@ Result = TypeVar("Result")
 
 
 def source_of(name: str) -> str | None:
-    """Return the source of a user's scaling function (--method module:function); None if Python
-    does not know it."""
+    """Return the source of a user's scaling function (--method module:function). Return None if
+    Python does not know it."""
     function = _called(name, lambda: _function(name))
     inner = innermost(function)
     try:

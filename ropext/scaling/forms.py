@@ -219,8 +219,8 @@ def softmax_factor(params: Params) -> float:
 
 
 def steepness(params: Mapping[str, Any]) -> float:
-    """Return how much more than usual the ramp of a yarn or llama3 form magnifies stock's float32
-    rounding, if its ends are close together.
+    """Return how much more than usual the ramp of a yarn or llama3 form magnifies float32 rounding
+    in stock.
 
     (x - low)/(high - low) magnifies the rounding of x by about high/(high - low). Return 1 if that
     stays within the usual bounds: the ends are whole numbers, or far apart.
@@ -288,7 +288,8 @@ def same(a: Spectrum, b: Spectrum) -> bool:
 
 
 def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
-    """Return the theta whose plain RoPE spectrum has these pair factors; None if there is none.
+    """Return the theta whose plain RoPE spectrum has these pair factors. Return None if there is
+    none.
 
     theta' moves pair i by (theta'/theta)^(2i/d), and the last pair, 2i = d - 2, determines it:
     theta' = theta * p_last^(d/(d-2)).
@@ -346,8 +347,8 @@ Factors = tuple[float, ...]
 
 
 def theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Return the rope dict of type `default` that changes theta alone; None if theta cannot express
-    the factors."""
+    """Return the rope dict of type `default` that changes theta alone. Return None if theta cannot
+    express the factors."""
     theta = _theta_shift(rope, factors)
     if theta is None:
         return None
@@ -368,8 +369,8 @@ def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> 
 
 
 def _share(turning: int, dim: int) -> float:
-    """Return the partial_rotary_factor of the form `proportional` in which this many rotary pairs
-    turn: stock computes int(p * d // 2)."""
+    """Return the partial_rotary_factor of the form `proportional` that turns this many pairs. Stock
+    computes int(p * d // 2)."""
     share = 2 * turning / dim
     if int(share * dim // 2) != turning:
         return math.nextafter(share, 2.0)
@@ -377,8 +378,8 @@ def _share(turning: int, dim: int) -> float:
 
 
 def proportional_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Return a proportional rope dict, for models whose last pairs do not turn; None for any other
-    model.
+    """Return a proportional rope dict, for models whose last pairs do not turn. Return None for any
+    other model.
 
     No other model gets it: its partial_rotary_factor means something else there.
     """
@@ -399,8 +400,8 @@ def proportional_form(rope: Rope, factors: Factors, wanted: Spectrum, target: in
 
 
 def yarn_theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Return a yarn rope dict whose ramp begins beyond the last pair: theta with a temperature;
-    None if none fits.
+    """Return a yarn rope dict whose ramp begins beyond the last pair: theta with a temperature.
+    Return None if none fits.
 
     The ramp starts at index d/2 + 1/2 (floored to d/2) and ends at d - 1, so that every pair keeps
     its frequency: beta(k) = L / (2 pi theta^(2k/d)).

@@ -81,8 +81,8 @@ def _text(value: object, around: tuple[int, ...]) -> str:
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return the parts of a value in a user's scaling function, for its digest; None if its repr
-    describes it fully."""
+    """Return the parts of a value in a user's scaling function, for its digest. Return None if its
+    repr describes it fully."""
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, MethodType):

@@ -34,8 +34,8 @@ class LongropeKnobs:
 
 
 def _check_factors(rope: Rope, factors: tuple[float, ...], which: str) -> None:
-    """Raise UsageError unless LongRoPE's factors (--pair-factors) are one positive number per pair
-    of the rotary embedding."""
+    """Raise UsageError unless LongRoPE has one positive number of --pair-factors per rotary
+    pair."""
     pairs = rope.dim // 2
     if len(factors) != pairs:
         raise UsageError(
@@ -99,8 +99,8 @@ PairFactors = tuple[tuple[float, ...], tuple[float, ...] | None, float | None]
 
 
 def parse_pair_factors(text: str, name: str) -> PairFactors:
-    """Return LongRoPE's pair factors, one number per rotary pair, and any attention factor, from
-    the text of a shared file (--pair-factors).
+    """Return LongRoPE's pair factors, and any attention factor, from the text of a file of
+    --pair-factors.
 
     The text may be a JSON list, or a JSON object with `pair_factors`, `long_factor` or
     `rescale_factors`, and `short_factor` (also inside `rope_scaling` or `rope_parameters`). It may
@@ -128,8 +128,8 @@ def parse_pair_factors(text: str, name: str) -> PairFactors:
 
 
 def _numbers(items: object, name: str) -> tuple[float, ...]:
-    """Return a list of LongRoPE's factors or lengths, from the text of a shared file, as numbers;
-    raise InputError if an item is no number."""
+    """Return numbers of LongRoPE from a list in a file of pair factors. Raise InputError if an item
+    is no number."""
     if not isinstance(items, list):
         raise InputError(f"--pair-factors {name}: expected a list of numbers")
     try:
@@ -142,8 +142,7 @@ def _numbers(items: object, name: str) -> tuple[float, ...]:
 
 
 def _json_factors(text: str, name: str) -> PairFactors:
-    """Return LongRoPE's pair factors, one number per rotary pair, and any attention factor, from
-    the JSON text of a shared file."""
+    """Return LongRoPE's pair factors, and any attention factor, from the JSON text of a file."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -171,8 +170,8 @@ def _json_factors(text: str, name: str) -> PairFactors:
 
 
 def _attention(data: Mapping[str, object], name: str) -> float | None:
-    """Return LongRoPE's attention factor from the longrope dict that brings the pair factors; None
-    if the dict determines none.
+    """Return LongRoPE's attention factor from a longrope dict with pair factors. Return None if it
+    determines none.
 
     A stated factor wins; otherwise it is computed from the lengths, as stock does.
     """

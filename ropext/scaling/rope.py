@@ -174,8 +174,8 @@ class RopeSite(Site):
     layers: int | None = field(default=None, kw_only=True)  # how many use it, if known
 
     def of(self, rope: Rope) -> "RopeSite":
-        """Return the site, a place in a config, with another rope (dim, theta, context), whose own
-        spectrum is the wanted one."""
+        """Return the site in a config with another rope (dim, theta, context). Its own spectrum is
+        the wanted one."""
         return replace(self, rope=rope, wanted=rope.spectrum)
 
 
@@ -183,8 +183,7 @@ class Absent:
     """The value of a key that is missing, in contrast to null."""
 
     def __repr__(self) -> str:
-        """Return "absent", the value of a key that is missing before or after a scaling, in
-        contrast to null."""
+        """Return "absent": a key is missing before or after a scaling, in contrast to null."""
         return "absent"
 
 
@@ -203,13 +202,13 @@ class Edit:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Return the keys that lead to the value that a scaling or a longer context changes, from
-        the outermost on, in a config or the metadata of a GGUF."""
+        """Return the keys, from the outermost on, that lead to the value that a scaling or a longer
+        context changes."""
         return tuple(self.key.split("."))
 
     def to_json(self) -> dict[str, Any]:
-        """Return one value before and after a scaling or a longer context, as a dict without the
-        name of its file: a config, a tokenizer or a GGUF.
+        """Return the value before and after a scaling or a longer context as a dict. The name of
+        its file is left out.
 
         `before` is left out if the key is new, and `after` if the key is removed.
         """
@@ -222,8 +221,8 @@ class Edit:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "Edit":
-        """Return one value before and after a scaling or a longer context, in a config, a tokenizer
-        or a GGUF, from an entry of a plan or a record."""
+        """Return the value before and after a scaling or a longer context that a plan or a record
+        lists."""
         before = entry.get("before", ABSENT)
         after = entry.get("after", ABSENT)
         return cls(str(entry["key"]), before, after, entry.get("file", CONFIG))
@@ -312,8 +311,8 @@ class Positions:
         return self.offset + self.context
 
     def is_table(self, name: str) -> bool:
-        """Return whether a tensor of this name is one of the model's position tables, which the
-        methods for growing tables change."""
+        """Return whether a tensor of this name is a position table, which the methods for growing
+        tables change."""
         ends = "|".join(map(re.escape, self.tensors))
         other = self.path and NOT_TEXT.search(name)
         return bool(ends and re.search(rf"(^|\.)({ends})$", name)) and not other

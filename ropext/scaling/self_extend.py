@@ -84,8 +84,7 @@ class FoldOptions:
 def fold(
     context: int, target: int, options: FoldOptions, spectra: tuple[tuple[float, ...], ...]
 ) -> Fold:
-    """Compute Self-Extend's window and group from the context and the target, by its formulas if
-    the user gives none.
+    """Compute Self-Extend's window and group, with the defaults if the user gives none.
 
     The default window is half of the context. The default group is half as much again as the
     smallest group that keeps every grouped distance within the context: target // G + W - W // G <=

@@ -173,8 +173,8 @@ class Growth:
         return replace(self.positions, context=self.target)
 
     def undone(self) -> "Growth | None":
-        """Return the growth of a position table back to its old rows; None if not all of them were
-        kept."""
+        """Return the growth of a position table back to its old rows. Return None if not all of
+        them were kept."""
         count = self.positions.context
         old_rows = self.old_rows
         if len(old_rows) < count:
