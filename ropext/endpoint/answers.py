@@ -46,8 +46,8 @@ class Answer:
 
     @property
     def error(self) -> float | None:
-        """Return the share by which the server's usage and our count differ; None if the usage is
-        of another prompt."""
+        """Return the share by which the server's usage and our count differ. Return None if the
+        usage is of another prompt."""
         if self.tokens is None or self.read is None:
             return None
         off = min(abs(self.tokens - self.counted), abs(self.read - self.counted))
@@ -143,7 +143,7 @@ def truncated_by_usage(
 def _truncation_evidence(
     answer: Answer, counting: Counting, error: float | None, limit: int | None
 ) -> str:
-    """Return the evidence that a server truncated this prompt; "" if there is none."""
+    """Return the evidence that a server truncated this prompt. Return "" if there is none."""
     if error is None:
         error = FIRST_ERROR
     least = answer.counted - counting.slack(answer.counted, error)

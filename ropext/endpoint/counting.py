@@ -59,7 +59,7 @@ def _counts_tokens(count: Count) -> bool:
 
 
 def _token_count(value: Json, served: RemoteModel) -> int:
-    """Return the number of tokens that a server's /tokenize gave; raise if it is none."""
+    """Return the number of tokens that a server's /tokenize gave. Raise if it is none."""
     if type(value) is int and 0 < value < MOST_TOKENS:
         return value
     raise InputError(

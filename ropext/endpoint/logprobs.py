@@ -44,7 +44,7 @@ def top_logprobs(answer: Json) -> Pairs:
 
 def token_id(text: str) -> int | None:
     """Return the id in a token's name in a server's answer, as vLLM's `return_tokens_as_token_ids`
-    makes it; None if it has none."""
+    makes it. Return None if it has none."""
     match = re.fullmatch(r"token_id:(\d+)", text)
     if match is None:
         return None

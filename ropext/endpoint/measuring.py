@@ -269,8 +269,8 @@ def _say_dates_of_answers(run: ServerRun, rows: Mapping[str, ServerRow]) -> None
 
 
 def _estimated_time(run: ServerRun, waiting: Sequence[AskedQuestion]) -> str:
-    """Return an estimate of the time for the questions from short prompts to the server; "" if they
-    are few.
+    """Return an estimate of the time for the questions from short prompts to the server. Return ""
+    if they are few.
 
     A server need not read a text again for its other questions, so the estimate is a range.
     """
@@ -303,7 +303,7 @@ def _estimated_time(run: ServerRun, waiting: Sequence[AskedQuestion]) -> str:
 
 
 def _ask_questions(run: ServerRun, rows: Mapping[str, ServerRow]) -> int:
-    """Ask a server every question that no file answers yet; return how many were answered before.
+    """Ask a server every question that no file answers yet. Return how many were answered before.
 
     A question that the server refused while others ran is sent once more alone: the slots of
     llama-server share one cache, which may have room for each prompt but not for several together.
@@ -342,7 +342,7 @@ def _ask_questions(run: ServerRun, rows: Mapping[str, ServerRow]) -> int:
 
 
 def _read_texts(run: ServerRun) -> int:
-    """Ask a server for the losses of texts that no file holds yet; return how many were there."""
+    """Ask a server for the losses of texts that no file holds yet. Return how many were there."""
     reads = run.plan.reads
     if reads is None:
         return 0
@@ -451,7 +451,7 @@ def _repeats_first_word(run: ServerRun, row: ServerRow, question: Question, leng
 
 
 def _answer_about_first_word(run: ServerRun, question: Question, length: int) -> dict[str, Any]:
-    """Ask a server for the first word of a text of this length; return the word, the answer, and
+    """Ask a server for the first word of a text of this length. Return the word, the answer, and
     whether it has the word."""
     wanted = run.plan.wanted
     rng = derived_rng(wanted.seed, "first word", length)

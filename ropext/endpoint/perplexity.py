@@ -76,7 +76,7 @@ class TokenLosses:
 
 
 def losses_of(served: RemoteModel) -> TokenLosses | None:
-    """Return how a server gives the losses of a prompt (`echo`); None if it does not."""
+    """Return how a server gives the losses of a prompt (`echo`). Return None if it does not."""
     prompt = list(PROBED)
     try:
         answer = served.server.ask(PATH, _echo_request(served.model, prompt))
@@ -94,8 +94,8 @@ def _echo_request(model: str, prompt: Sequence[int]) -> JsonObject:
 
 
 def _losses_in_answer(answer: JsonObject, prompt: Sequence[int]) -> list[float] | None:
-    """Return the loss of each token but the first in a server's answer; None if one is missing or
-    of another token.
+    """Return the loss of each token but the first in a server's answer. Return None if one is
+    missing or of another token.
 
     SGLang names tokens by their text, vLLM and `ropext serve` by their ids. One token more is
     generated.

@@ -182,8 +182,8 @@ def reading_texts(plan: ServerPlan, texts: ServerTexts) -> ServerPlan:
 
 
 def _no_base_reason(plan: ServerPlan) -> str | None:
-    """Return why no server of the unscaled model reads the texts through the short window; None if
-    one can."""
+    """Return why no server of the unscaled model reads the texts through the short window. Return
+    None if one can."""
     if plan.window is None:
         return "give --context, or --against what was extended"
     if plan.plain is None:

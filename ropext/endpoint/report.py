@@ -52,8 +52,8 @@ def server_tables(run: Measurement) -> list[Table]:
 
 
 def _perplexity_tables(run: Measurement) -> list[Table]:
-    """Return the tables of a server's losses of texts, as for a directory; none if no texts were
-    read."""
+    """Return the tables of a server's losses of texts, as for a directory. Return no table if no
+    texts were read."""
     if not run.facts.documents:
         return []
     return text_tables(replace(run, facts=replace(run.facts, headline="tail")))
@@ -217,7 +217,7 @@ def write_server_report(run: Measurement) -> None:
 
 def _depth_pictures(run: Measurement) -> Drawn:
     """Return pictures of a running server's answers, depth by length, over the questions that it
-    read; none if matplotlib is not installed."""
+    read. Return no picture if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         return {}
     models = {

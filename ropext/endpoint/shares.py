@@ -107,8 +107,8 @@ def _outcome_row(length: int, scores: Scores) -> dict[str, Json]:
 
 
 def _token_range(numbers: Sequence[int]) -> list[int] | None:
-    """Return the smallest and the largest number of tokens in a server's prompts; None if there are
-    none."""
+    """Return the smallest and the largest number of tokens in a server's prompts. Return None if
+    there are none."""
     if not numbers:
         return None
     return [min(numbers), max(numbers)]

@@ -34,8 +34,8 @@ class FileTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """Return the token that the tokenizer puts before a text for a server; None if it puts
-        none."""
+        """Return the token that the tokenizer puts before a text for a server. Return None if it
+        puts none."""
         alone = self.encode("a", add_special_tokens=False)
         whole = self.encode("a", add_special_tokens=True)
         if whole[:1] == alone[:1]:

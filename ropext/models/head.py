@@ -72,8 +72,8 @@ def predicted_head_problem(model: "PreTrainedModel") -> str | None:
 
 
 def why_head_is_not_plain(model: "PreTrainedModel", ids: "torch.Tensor") -> str | None:
-    """Return why the logits of a model in memory are not its decoder's states times one matrix;
-    None if they are.
+    """Return why the logits of a model in memory are not its decoder's states times one matrix.
+    Return None if they are.
 
     Families scale or cap their logits under many names, some in their own code: a pass over a few
     `ids` (1, tokens) finds them all. Call it before PEFT wraps the model, without gradients.
@@ -85,7 +85,7 @@ def why_head_is_not_plain(model: "PreTrainedModel", ids: "torch.Tensor") -> str 
 
 
 def why_head_is_not_separate(model: "PreTrainedModel") -> str | None:
-    """Return why a model in memory has no separate decoder with one plain matrix; None if it
+    """Return why a model in memory has no separate decoder with one plain matrix. Return None if it
     has."""
     if plain_head(model) is None:
         return _why_wrapped(model)
@@ -96,7 +96,7 @@ def why_head_is_not_separate(model: "PreTrainedModel") -> str | None:
 
 def why_logits_differ(model: "PreTrainedModel", output: "BaseModelOutput") -> str | None:
     """Return why the logits of a model in memory are not its decoder's states, in `output`, times
-    the matrix; None if they are."""
+    the matrix. Return None if they are."""
     head = plain_head(model)
     assert head is not None  # why_head_is_not_separate has checked this
     hidden = output.last_hidden_state

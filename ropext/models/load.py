@@ -341,7 +341,7 @@ def report_memory_used(
 
 def _inactive_file_bytes() -> int:
     """Return the bytes of page cache in a container that a model in memory may take, because the
-    kernel takes them back first; 0 if it does not report them."""
+    kernel takes them back first. Return 0 if it does not report them."""
     stat = CGROUP / "memory.stat"
     lines = stat.read_text("ascii").splitlines() if stat.exists() else []
     return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

@@ -87,7 +87,7 @@ def _recorded_claim(record: provenance.Record, before: JsonObject | None) -> Cla
 
 
 def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
-    """Return the sites of a saved plan to check a model against; raise ValueError if a number is
+    """Return the sites of a saved plan to check a model against. Raise ValueError if a number is
     not finite or a rope dict is no plan's."""
     entries = []
     for site in plan["sites"]:
@@ -113,7 +113,7 @@ def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
 
 
 def read_plan(path: Path) -> dict[str, Json]:
-    """Return the JSON of a saved plan to check a model against; raise InputError if its config
+    """Return the JSON of a saved plan to check a model against. Raise InputError if its config
     loads code or files from elsewhere."""
     plan = read_redirected(path)
     if isinstance(config := plan.get("config"), dict):

@@ -75,7 +75,7 @@ def _first_difference(
     weights: Mapping[str, WeightFile], known: Mapping[str, WeightFile], deep: bool
 ) -> Check | None:
     """Return the check of the first part of a GGUF file whose tensors differ, or whose bytes were
-    not recorded; None if there is none."""
+    not recorded. Return None if there is none."""
     for name, file in weights.items():
         wanted = known.get(name)
         if wanted is None or (wanted.size, wanted.header_sha256) != (

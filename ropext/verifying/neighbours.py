@@ -51,8 +51,8 @@ def neighbours(config: JsonObject, model: Model, base: JsonObject | None) -> lis
 def _neighbour_config(
     config: JsonObject, model: Model, change: Changed, step: float = 1.0
 ) -> JsonObject | None:
-    """Return a config that a server could read in place of the planned one; None if a rope dict
-    cannot be changed so."""
+    """Return a config that a server could read in place of the planned one. Return None if a rope
+    dict cannot be changed so."""
     params = dict[str, Params]()
     for site in model.scaled_sites:
         changed = change(site)
@@ -74,8 +74,8 @@ def _factor_of_site(site: RopeSite) -> float:
 
 
 def _rope_with_other_factor(site: RopeSite, step: float) -> Params | None:
-    """Return the rope dict of a server that reads a factor greater by `step`; None if its form has
-    none."""
+    """Return the rope dict of a server that reads a factor greater by `step`. Return None if its
+    form has none."""
     params = dict(site.params)
     attention = forms.read_attention_factor(params)
     kind = params["rope_type"]
@@ -110,7 +110,7 @@ def _plain_rope(site: RopeSite) -> Params | None:
 
 
 def _rope_without_attention_factor(site: RopeSite) -> Params | None:
-    """Return the rope dict of a server that ignores the attention factor; None if that is 1
+    """Return the rope dict of a server that ignores the attention factor. Return None if that is 1
     already."""
     params = dict(site.params)
     if math.isclose(forms.read_attention_factor(params), 1):
@@ -119,8 +119,8 @@ def _rope_without_attention_factor(site: RopeSite) -> Params | None:
 
 
 def _rope_of_twice_the_length(site: RopeSite) -> Params | None:
-    """Return the rope dict of a server that reads twice the original length; None if its form has
-    no use for it."""
+    """Return the rope dict of a server that reads twice the original length. Return None if its
+    form has no use for it."""
     params = dict(site.params)
     if params["rope_type"] not in ("yarn", "llama3"):
         return None

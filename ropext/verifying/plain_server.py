@@ -67,7 +67,7 @@ def prompt_lengths(context: int, target: int, *, beyond: bool) -> tuple[int, ...
 def ask_next_tokens(
     server: Server, model: str, lengths: Sequence[int], vocab_size: int
 ) -> list[Pairs]:
-    """Ask a running server to verify for the next token after a prompt of each length; return the
+    """Ask a running server to verify for the next token after a prompt of each length. Return the
     log-probabilities of its best candidates. Each prompt has other token ids."""
     answers = list[Pairs]()
     for draw, length in enumerate(lengths):
@@ -125,8 +125,8 @@ def _kept_pairs(rows: Json) -> list[Pairs]:
 
 
 def candidates_gap(left: Pairs, right: Pairs) -> float:
-    """Return the mean difference between the best candidates of two answers to one prompt, in nats;
-    0 if one has none. The answers are of two servers, or of one.
+    """Return the mean difference between the best candidates of two answers to one prompt, in nats.
+    Return 0 if one has none. The answers are of two servers, or of one.
 
     If both lists have ids, candidates are matched by id. A candidate that the other list lacks
     counts with its excess over the lowest value of that list, at least 0. Without ids, candidates

@@ -212,7 +212,7 @@ Answers = dict[tuple[int, int], Pairs]  # the same of the server's top tokens
 
 
 def probe_server(url: str, question: ServerQuestion) -> ServerAnswers:
-    """Compare a running server's answers with the planned model's; raise ProofFailed if they
+    """Compare a running server's answers with the planned model's. Raise ProofFailed if they
     differ."""
     server = server_at(url)
     model, limit = model_and_limit(server, url)

@@ -56,7 +56,7 @@ def _check_length(subject: TableSubject) -> Check:
 
 
 def _check_rows(subject: TableSubject) -> Check | None:
-    """Check that the position tables have as many rows as the config states; return None if the
+    """Check that the position tables have as many rows as the config states. Return None if the
     model has none."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 

@@ -113,7 +113,7 @@ def _rotary_subject(snapshot: Snapshot, against: str | None, depth: Depth) -> Ro
 def _check_unrotated(
     snapshot: Snapshot, positions: Positions, against: str | None, depth: Depth
 ) -> Verification:
-    """Run all checks of a directory whose model rotates nothing; return its verification."""
+    """Run all checks of a directory whose model rotates nothing. Return its verification."""
     from ropext.verifying.tables import TableSubject, check_tables  # late: no rotary model needs it
 
     record = provenance.record_in(snapshot)

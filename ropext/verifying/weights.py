@@ -107,7 +107,7 @@ def _count_of_files(count: int) -> str:
 
 def _record_digests(snapshot: Snapshot, show: Show) -> list[str]:
     """Write into ropext.json the SHA-256 of each weight file that has none there, for `verify
-    --record`; return the files' names."""
+    --record`. Return the files' names."""
     weights = read_object(snapshot.path(provenance.NAME))["weights"]
     missing = [name for name, file in weights.items() if not file.get("sha256")]
     for name in missing:

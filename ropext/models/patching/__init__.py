@@ -244,8 +244,8 @@ def check_rotation(live: "PreTrainedModel") -> None:
 
 
 def name_of_loaded(live: "PreTrainedModel") -> str:
-    """Return the directory or hub id that a model in memory came from, as transformers keeps it; ""
-    if it keeps none."""
+    """Return the directory or hub id that a model in memory came from, as transformers keeps it.
+    Return "" if it keeps none."""
     return str(getattr(live.config, "_name_or_path", ""))
 
 
@@ -266,7 +266,8 @@ def plan_for_loaded(
 
 
 def plan_of_patched(live: object) -> ExtensionPlan | None:
-    """Return the plan that a patched model in memory computes by; None if it is not patched."""
+    """Return the plan that a patched model in memory computes by. Return None if it is not
+    patched."""
     made: ExtensionPlan | None = getattr(live, PLANNED, None)
     return made
 

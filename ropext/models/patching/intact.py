@@ -64,8 +64,8 @@ def keep_sums(live: "PreTrainedModel", tables: Container[str]) -> None:
 
 
 def changed_weight(live: "PreTrainedModel") -> str:
-    """Return a sentence about a weight of a model in memory that changed since its first patch; ""
-    if none did."""
+    """Return a sentence about a weight of a model in memory that changed since its first patch.
+    Return "" if none did."""
     now = sums_of_weights(live)
     for name, (dtype, total) in getattr(live, SUMS, Sums()).items():
         if name not in now:

@@ -129,7 +129,7 @@ def _hadamard(size: int, device: torch.device) -> Tensor:
 
 def hadamard_size_of_keys(kind: str, width: int) -> int:
     """Return the size of the matrix by which a patched model multiplies its keys of this width
-    before it rounds them, as llama.cpp does; 0 for none."""
+    before it rounds them, as llama.cpp does. Return 0 for none."""
     if not hadamard_size_of_values(kind, width):
         return 0
     return width & -width  # the largest power of two that divides it
@@ -137,7 +137,7 @@ def hadamard_size_of_keys(kind: str, width: int) -> int:
 
 def hadamard_size_of_values(kind: str, width: int) -> int:
     """Return the size of the matrix by which a patched model multiplies its values of this width
-    before it rounds them, as llama.cpp does; 0 for none."""
+    before it rounds them, as llama.cpp does. Return 0 for none."""
     if kind in (UNROUNDED, "fp8") or width % LEAST_TURN:
         return 0
     return LEAST_TURN

@@ -73,7 +73,8 @@ class BuildRequest:
 
     @cached_property
     def read(self) -> Model | None:
-        """Return the base of a small model as ropext reads its config; None if there is none."""
+        """Return the base of a small model as ropext reads its config. Return None if there is
+        none."""
         if self.base is None or not self.target:
             return None
         return families.as_read(dict(self.base))
@@ -239,7 +240,7 @@ def prove_plan(
     *,
     trust_remote_code: bool = False,
 ) -> dict[str, Json]:
-    """Compare the model that transformers builds from a written directory with a plan; return the
+    """Compare the model that transformers builds from a written directory with a plan. Return the
     proof's entries for the record.
 
     Raise ProofFailed also if transformers reads a key differently from the base's and no extension

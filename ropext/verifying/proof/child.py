@@ -239,8 +239,8 @@ def softmax_scales(modules: NamedModules) -> dict[str, tuple[float, float | None
 
 
 def make_rope_plain(config: PreTrainedConfig, seen: set[int]) -> None:
-    """Set every rope dict of a config of transformers in the child process to the default type;
-    keep its other keys."""
+    """Set every rope dict of a config of transformers in the child process to the default type.
+    Keep its other keys."""
     for value in list(vars(config).values()):
         if hasattr(value, "to_diff_dict") and id(value) not in seen:
             seen.add(id(value))
@@ -311,7 +311,7 @@ def infinity_from_json(value: dict[str, Json]) -> Json:
 def build_base(
     entry: DirectoryJob, cls: type[PreTrainedModel], config: PreTrainedConfig
 ) -> tuple[BuiltBase, PreTrainedModel | None]:
-    """Build the base's config with transformers in the child process; return the answer and the
+    """Build the base's config with transformers in the child process. Return the answer and the
     model.
 
     The model is None if it cannot be built, or if the job only reads tokens (`last`).

@@ -90,8 +90,8 @@ def field_default(cls: type, key: str) -> int | float | str | None:
 
 
 def config_value(config: PreTrainedConfig, key: str) -> Json:
-    """Return the value that transformers, in the child process, reads for a key of a config; None
-    if the config lacks it or refuses."""
+    """Return the value that transformers, in the child process, reads for a key of a config. Return
+    None if the config lacks it or refuses."""
     try:
         return getattr(config, key, None)
     except Exception:  # heterogeneous configs refuse to name one value for all layers
@@ -109,7 +109,7 @@ def repeated_layer_types(layer_types: list[str]) -> list[str]:
 
 def last_layer_type(cls: type[PreTrainedConfig], run: list[str]) -> str | None:
     """Return for the child's description the type that a config class forces on the last layer,
-    whatever the run; None if it forces none."""
+    whatever the run. Return None if it forces none."""
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     if len(set(run)) == 1:
         return None
@@ -273,7 +273,7 @@ class ProbedEmbedding:
 
     def inverse_frequencies(self, values: JsonObject) -> dict[str, list[float]]:
         """Return by label the inverse frequencies that the type's rotary modules compute in the
-        child process from other values; an empty dict if the class refuses them."""
+        child process from other values. Return an empty dict if the class refuses them."""
         try:
             config = type(self.text).from_dict(copy.deepcopy(dict(values)))
             built = [(name, module(config)) for name, module in self.modules.items()]
@@ -516,8 +516,8 @@ def family_row(embedding: ProbedEmbedding, cls: type[PreTrainedModel]) -> dict[s
 
 
 def auto_class(config: PreTrainedConfig) -> str:
-    """Return the auto class of transformers that the child process finds to load a type; "" if none
-    lists it."""
+    """Return the auto class of transformers that the child process finds to load a type. Return ""
+    if none lists it."""
     import transformers
 
     names = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForImageTextToText")
@@ -530,7 +530,7 @@ def auto_class(config: PreTrainedConfig) -> str:
 
 def path_to_text_config(config: PreTrainedConfig, text: PreTrainedConfig) -> list[str] | None:
     """Return the keys that lead from a config of transformers to its text part, for the child's
-    description; None if it has no such part."""
+    description. Return None if it has no such part."""
     if config is text:
         return []
     for key in getattr(config, "sub_configs", {}):

@@ -59,7 +59,7 @@ class NotRun(Exception):
 
 
 def stack_of_layers(model: nn.Module, count: int) -> list[nn.Module]:
-    """Return the stack of layers of a model that transformers built; raise NotRun if there is none
+    """Return the stack of layers of a model that transformers built. Raise NotRun if there is none
     of this length."""
     from torch import nn
 
@@ -202,7 +202,7 @@ def positions_to_read(context: int, target: int) -> list[int]:
 
 
 def text_model_of(model: nn.Module, text: PreTrainedConfig) -> PreTrainedModel:
-    """Return the outermost module of a built model that is the text model by itself; raise NotRun
+    """Return the outermost module of a built model that is the text model by itself. Raise NotRun
     if there is none."""
     from transformers import PreTrainedModel
 
@@ -418,7 +418,7 @@ def run_small_models(
     job: DirectoryJob,
     full: Collection[BuiltRotary],
 ) -> PassAnswer:
-    """Run the small models of the written config and of the base's, if given; return the child's
+    """Run the small models of the written config and of the base's, if given. Return the child's
     answer.
 
     `failed` is set if only the written config's model fails. Raise NotRun if the base's cannot run.

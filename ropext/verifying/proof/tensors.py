@@ -80,7 +80,7 @@ def stored_tensors(directory: str) -> dict[str, tuple[str, list[int]]]:
 def load_empty_tensors(
     cls: type[PreTrainedModel], config: PreTrainedConfig, state: Mapping[str, object]
 ) -> tuple[PreTrainedModel | None, Fates]:
-    """Load empty tensors in the child process by transformers' from_pretrained; return the model
+    """Load empty tensors in the child process by transformers' from_pretrained. Return the model
     and its report on them.
 
     from_pretrained names the tensors that it cannot convert only in its log, and then raises. In
@@ -165,7 +165,7 @@ def find_parameter_filled_twice(
     filled: Mapping[str, Sources], directory: str
 ) -> tuple[str, list[str]] | None:
     """Return a parameter of transformers' model whose elements two stored tensors fill, with their
-    names; None if there is none.
+    names. Return None if there is none.
 
     Names that transformers does not convert may repeat a parameter if their bytes are equal.
     """
