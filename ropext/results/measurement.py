@@ -488,8 +488,8 @@ class Store:
             Store(folder).put(name, result)
 
     def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
-        """Return the kept token losses of a run's model by pass length. Perplexities follow from
-        them."""
+        """Return the kept token losses of documents by the pass length of each regime. A model's
+        perplexities follow from them."""
         passes = {
             length: [self.get(loss_file_name(regime, each)) for each in hashes]
             for regime, length in regimes.items()
@@ -499,8 +499,8 @@ class Store:
     def compared(
         self, label: str, key: str, regimes: Mapping[str, int], hashes: Sequence[str]
     ) -> tuple[Reading, Reading]:
-        """Return the kept arrays of the metrics kl and agreement, by token. Both compare a variant
-        with the base."""
+        """Return a variant's KL divergence from the base, and its agreement with it, per token. The
+        metrics kl and agreement follow from them."""
         found = list[Reading]()
         for kind in (DIVERGENCE, AGREEMENT):
             folders = {

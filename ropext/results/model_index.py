@@ -81,7 +81,7 @@ def _figures_of_run(spec: str, directory: Path) -> Iterator[Figure]:
 
 
 def _label_of_checkpoint(run: Measurement, directory: Path, wanted: str | None) -> str:
-    """Return the label in results.json with the metrics of this directory's config and weights.
+    """Return the label in results.json with the metrics of this directory's own config and weights.
     Raise InputError if no label or several remain."""
     content = Digests().of_checkpoint(open_snapshot(str(directory)))
     keys = ("config_sha256", "weights_sha256")

@@ -128,20 +128,21 @@ def sure_lead(
 
 
 def far_loss(measured: Measurement, label: str) -> float:
-    """Compute the mean loss of a model over the far half from its token losses, in nats."""
+    """Compute the mean loss of a model over the far half from its token losses, in nats per
+    token."""
     return measured.frame.mean(measured.readings[label], measured.frame.far_half)
 
 
 def tail_loss(measured: Measurement, label: str) -> float:
-    """Compute the mean of a model's token losses before the longest length, in nats. It covers the
-    last N tokens."""
+    """Compute the mean loss of a model over the last N tokens before the longest length. It follows
+    from its token losses, in nats per token."""
     frame = measured.frame
     return frame.mean(measured.readings[label], frame.tail_span(frame.longest))
 
 
 def fit_loss(measured: Measurement, label: str) -> float:
-    """Compute the metric that a fit lowers: the mean loss over the far half and the tail. Both
-    count in equal parts."""
+    """Compute the metric that a fit lowers: the measured loss over the far half and the tail, in
+    equal parts."""
     return (far_loss(measured, label) + tail_loss(measured, label)) / 2
 
 
@@ -275,8 +276,8 @@ def rank_methods(
 
 
 def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
-    """Compute the paired difference of two models' tail losses at the longest length, with its
-    interval. It is in nats per token, and may be negative."""
+    """Compute the paired difference of a model's tail loss to another's at the longest length, with
+    its interval. It is in nats per token, and may be negative."""
     frame = measured.frame
     return measured.loss_difference(label, lowest, frame.tail_span(frame.longest))
 
@@ -307,9 +308,9 @@ class AutoVerdict:
 def auto_verdict(
     choice: JsonObject, measured: Measurement, final: str, *, fit_is_kept: bool = True
 ) -> AutoVerdict:
-    """Judge the checkpoint of `--method auto` by its measured gain, with its short_tax. Say which
-    share of the documents trained or chose it. A fit that is not kept has written the form from
-    which it began."""
+    """Judge the finished checkpoint of `--method auto` by its measured gain, with its short_tax.
+    Say which share of the documents trained or chose it. A fit that is not kept has written the
+    form from which it began."""
     values = measured.values(final)
     target = int(choice["target"])
     gain = values.get(f"gain@{target}")

@@ -133,8 +133,8 @@ def variant_store(path: Path, name: str) -> Store:
 
 
 def write_stores(path: Path, stores: Mapping[str, Store]) -> None:
-    """Write losses that were read elsewhere into a run, next to results.json. `stores` gives their
-    names."""
+    """Write losses and answers that were read elsewhere into a run, next to results.json. `stores`
+    gives their names."""
     for name, held in stores.items():
         held.write_files(path / STORES / name)
 

@@ -77,8 +77,8 @@ class Result(ABC):
         return losses
 
     def positions(self) -> list[Record]:
-        """Return a table's rows of measured losses at positions [start, stop). Each has a model's
-        gain over the base, in nats per token."""
+        """Return the rows of a table of measured losses: each model's loss at positions [start,
+        stop), and its gain over the base, in nats per token."""
         rows = list[tuple[str, ...]]()
         measured = self._read("losses by position")
         for label in measured.readings:

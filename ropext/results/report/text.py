@@ -181,8 +181,8 @@ def pair_table(site: RopeSite, target: int) -> str:
 
 
 def _unseen_angles_text(site: RopeSite, target: int) -> str:
-    """Write in the report of `ropext inspect` how many pairs reach angles that training never
-    showed."""
+    """Write in the report of `ropext inspect` how many pairs reach angles at the target that
+    training never showed."""
     ratios = phase_ratio(site.rope, site.rope.spectrum, target)
     count = sum(ratio > 1.001 for ratio in ratios)
     line = f"{count} of {len(ratios)} pairs reach angles that training never showed"
@@ -454,7 +454,7 @@ NAMED_FILES = 16  # files of an output named in full; a large model has hundreds
 
 
 def _written_files_text(names: Sequence[str]) -> str:
-    """Write the names of an output's files in a line of the report of `extend`."""
+    """Write the names of an output's files in a line of the report of `ropext extend`."""
     shown = ", ".join(names[:NAMED_FILES])
     if len(names) > NAMED_FILES:
         shown += f" and {len(names) - NAMED_FILES} more"
@@ -468,8 +468,8 @@ def kv_cache_text(count: int, target: int) -> str:
 
 
 def _proof_sentence(proof: JsonObject | None, out: str) -> str:
-    """Write the verified facts in a line of the report of `extend`. A forward pass that did not
-    agree has its own sentence."""
+    """Write the verified facts in a line of the report of `ropext extend`. A forward pass that did
+    not agree has its own sentence."""
     if not proof:
         return f"not verified (--no-verify); to do it later: ropext verify {out}"
     if "ggml" in proof:
@@ -527,8 +527,8 @@ def verification_text(verdict: str, checks: Iterable[tuple[bool | None, str, str
 
 
 def evaluation_costs_text(counts: Any) -> str:
-    """Lay out the report of `ropext eval --dry-run` as text: a table of passes and tokens, then
-    bytes."""
+    """Lay out the report of `ropext eval --dry-run` as text: a table of passes and tokens, the
+    bytes, and how each document is read."""
     read = "each document in one pass"
     if counts.chunk:
         read = f"in chunks of {counts.chunk} tokens with a KV cache"
