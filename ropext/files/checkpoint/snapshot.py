@@ -438,8 +438,8 @@ def open_snapshot(
 
 
 def with_weights(snapshot: Snapshot) -> Snapshot:
-    """Return the same checkpoint with its weight files. Those on the hub are fetched from the
-    commit whose config was read; local ones are checked."""
+    """Return the same checkpoint with its weight files. Fetch those on the hub from the commit
+    whose config was read. Check local ones."""
     if not snapshot.is_on_hub:
         snapshot.require_weights()
         return snapshot

@@ -160,7 +160,7 @@ def _cut(path: Path) -> str:
 
 
 def clear_truncation(source: Path, target: Path, span: Span) -> None:
-    """Copy a tokenizer.json with `null` in place of its truncation; every other byte stays."""
+    """Copy a tokenizer.json with `null` in place of its truncation. Every other byte stays."""
     text = read_bytes(source, LIMIT)
     with open(target, "xb") as out:
         for part in (text[: span.start], b"null", text[span.end :]):

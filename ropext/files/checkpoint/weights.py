@@ -224,8 +224,8 @@ class WeightFile:
 
 
 def identify_weights(path: Path, *, content: bool = False, show: Show = no_progress) -> WeightFile:
-    """Return the identity of one safetensors file. Its content is hashed only with `content`;
-    otherwise the SHA-256 comes from its name in the hub's cache, if it has one."""
+    """Return the identity of one safetensors file. Its content is hashed only with `content`.
+    Otherwise the SHA-256 comes from its name in the hub's cache, if it has one."""
     header = read_header(path)
     header.tensors  # noqa: B018 - raises if the file is cut short or its table damaged
     sha256 = content_digest(path, show) if content else blob_digest(path)

@@ -95,7 +95,7 @@ class OutputSource(Protocol):
 
 def write(source: OutputSource, output: Path, record: Record, manner: WriteOptions) -> Written:
     """Write an extended checkpoint or GGUF file as a whole or not at all. `record` describes the
-    extension; its weights and its proof are added here."""
+    extension. Its weights and its proof are added here."""
     with staged(source.check(output, manner)) as stage:
         full = source.put(stage, record, output, manner)
         proof: JsonObject | None = None

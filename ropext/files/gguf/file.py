@@ -111,6 +111,6 @@ class GgufFile(Snapshot):
 
 
 def as_file(snapshot: Snapshot) -> GgufFile:
-    """Return the snapshot as a GgufFile; the caller knows that it is one."""
+    """Return the snapshot as a GgufFile. The caller knows that it is one."""
     assert isinstance(snapshot, GgufFile)
     return snapshot

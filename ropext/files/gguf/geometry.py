@@ -106,8 +106,8 @@ def _sizes(head: GgufHeader, row: Architecture) -> dict[str, Json]:
 
 
 def _single(head: GgufHeader, key: str) -> int | None:
-    """Return a number of heads. If the header lists one for each layer, as llama.cpp allows, return
-    the most common non-zero number."""
+    """Return a number of heads in a GGUF's header. If it lists one for each layer, as llama.cpp
+    allows, return the most common non-zero number."""
     listed = _by_layer(head, key)
     if listed is None:
         return head.whole(key, 0, MOST_CHANNELS)
@@ -116,7 +116,7 @@ def _single(head: GgufHeader, key: str) -> int | None:
 
 
 def _by_layer(head: GgufHeader, key: str) -> tuple[int, ...] | None:
-    """Return the number of heads in each layer, or None if the file has no list of them."""
+    """Return the number of heads in each layer, or None if the GGUF file has no list of them."""
     entry = head.entries.get(key)
     if entry is None or entry.value is not None:
         return None
@@ -154,8 +154,8 @@ def _rotating_channels(head: GgufHeader, row: Architecture, sizes: JsonObject) -
 def _windows(
     head: GgufHeader, row: Architecture, layers: int
 ) -> tuple[int | None, list[str] | None]:
-    """Return the window and the type of each layer, by the rules of llama.cpp's load_swa_pattern.
-    Return None for the class's default."""
+    """Return the window and the type of each layer in a GGUF, by the rules of llama.cpp's
+    load_swa_pattern. Return None for the class's default."""
     key = f"{row.name}.attention.sliding_window"
     window: int | None = row.window
     if key in head.entries:
@@ -174,7 +174,7 @@ def _windows(
 
 
 def _sees_window(head: GgufHeader, row: Architecture, layers: int) -> list[bool]:
-    """Return a list with True for each layer that sees a window, by the file's pattern or the
+    """Return a list with True for each layer that sees a window, by the GGUF file's pattern or the
     architecture's own."""
     key = f"{row.name}.attention.sliding_window_pattern"
     entry = head.entries.get(key)
@@ -200,8 +200,8 @@ def _by_layer_type(
     config: JsonObject,
     labels: tuple[Label, ...],
 ) -> dict[str, Json]:
-    """Return the rope dicts of windowed and other layers, and the sizes of their heads. The caller
-    leaves keys with the value None out of the config."""
+    """Return the rope dicts of windowed and other layers in a GGUF, and the sizes of their heads.
+    The caller leaves keys with the value None out of the config."""
     key = f"{row.name}.{{}}".format
     head_dim = config["head_dim"]
     local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or head_dim
@@ -244,7 +244,7 @@ def _by_layer_type(
 
 
 def _kv_heads_by_kind(head: GgufHeader, row: Architecture, kinds: Sequence[str]) -> dict[str, int]:
-    """Return the heads of keys and values by layer type, if the file lists them by layer."""
+    """Return the heads of keys and values by layer type, if the GGUF file lists them by layer."""
     listed = _by_layer(head, f"{row.name}.attention.head_count_kv") or ()
     by_kind = dict[str, int]()
     for kind, heads in zip(kinds, listed, strict=False):
@@ -256,7 +256,7 @@ def _kv_heads_by_kind(head: GgufHeader, row: Architecture, kinds: Sequence[str])
 def _scaling(
     head: GgufHeader, row: Architecture, rope: GgufRope, dim: int, context: int
 ) -> dict[str, Json]:
-    """Return the stock rope dict of its spectrum, with the scaling of the queries."""
+    """Return the stock rope dict of the GGUF file's spectrum, with the scaling of the queries."""
     original = _original(head, row)
     scaling = stock_form(rope, family(row.type, NO_FACTS).forms, dim, context, original)
     if row.name == "deepseek2" and scaling != {"rope_type": "default"}:
@@ -279,8 +279,8 @@ def _original(head: GgufHeader, row: Architecture) -> int | None:
 
 
 def known_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
-    """Return a number under llama.cpp's name, or under the name that Ollama's converter gives
-    it."""
+    """Return a number in a GGUF's header under llama.cpp's name, or under the name of Ollama's
+    converter."""
     value = head.decimal(f"{row.name}.{key}")
     older = older_names(row.name).get(key)
     if value is None and older:
@@ -289,8 +289,8 @@ def known_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
 
 
 def part_with(parts: Sequence[GgufHeader], name: str) -> GgufHeader | None:
-    """Return the part that holds a tensor, or None. The first part of a split model may hold no
-    tensor."""
+    """Return the part of a GGUF that holds a tensor, or None. The first part of a split model may
+    hold no tensor."""
     for part in parts:
         if part.tensor(name) is not None:
             return part
@@ -298,7 +298,7 @@ def part_with(parts: Sequence[GgufHeader], name: str) -> GgufHeader | None:
 
 
 def _factors(parts: Sequence[GgufHeader], name: str) -> tuple[float, ...]:
-    """Return the rope factors of a tensor, or none if no part has it."""
+    """Return the rope factors of a GGUF tensor, or none if no part has it."""
     part = part_with(parts, name)
     if part is None:
         return ()
@@ -308,7 +308,7 @@ def _factors(parts: Sequence[GgufHeader], name: str) -> tuple[float, ...]:
 def rope_of(
     parts: Sequence[GgufHeader], row: Architecture, dim: int, context: int, *, ollama: bool = True
 ) -> GgufRope:
-    """Return the rotary settings that llama.cpp takes from the file's keys and tensors. With
+    """Return the rotary settings that llama.cpp takes from the GGUF file's keys and tensors. With
     `ollama`, include the keys that Ollama adds and its older names."""
     head = parts[0]
     names = set(head.entries)

@@ -99,7 +99,7 @@ class GgufHeader:
         return entry.value
 
     def whole(self, key: str, low: int = 1, high: int = 1 << 40) -> int | None:
-        """Return a whole number, or None if the key is absent."""
+        """Return a GGUF key that holds a whole number. Return None if the key is absent."""
         value = self._typed(key, WHOLE, "a whole number")
         if value is not None and not low <= value <= high:
             raise self.wrong(f"{named(key)} is {value}, not a whole number of {low} to {high}")
@@ -108,7 +108,7 @@ class GgufHeader:
         return int(value)
 
     def decimal(self, key: str) -> float | None:
-        """Return a GGUF key that holds a finite float; None if the key is missing."""
+        """Return a GGUF key that holds a finite float. Return None if the key is missing."""
         value = self._typed(key, DECIMAL, "a number with a fraction (float32)")
         if value is not None and not math.isfinite(value):
             raise self.wrong(f"{named(key)} is not a finite number")
@@ -117,14 +117,15 @@ class GgufHeader:
         return float(value)
 
     def text(self, key: str) -> str | None:
-        """Return a GGUF key that holds a text; None if the key is missing."""
+        """Return a GGUF key that holds a text. Return None if the key is missing."""
         value = self._typed(key, frozenset((STRING,)), "a text")
         if value is None:
             return None
         return str(value)
 
     def numbers(self, key: str, most: int = 1 << 14) -> tuple[int, ...] | None:
-        """Return a short array of whole numbers or truth values, or None if the key is absent."""
+        """Return a GGUF's short array of whole numbers or truth values. Return None if the key is
+        absent."""
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -134,7 +135,7 @@ class GgufHeader:
         return tuple(map(int, struct.unpack(form, self.read(entry.at, struct.calcsize(form)))))
 
     def texts(self, key: str) -> tuple[str, ...] | None:
-        """Return a list of texts, such as a vocabulary, or None if the key is absent."""
+        """Return a GGUF's list of texts, such as a vocabulary. Return None if the key is absent."""
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -150,7 +151,7 @@ class GgufHeader:
         return tuple(texts)
 
     def read(self, at: int, length: int) -> bytes:
-        """Return bytes of the file. Raise InputError if it ends before."""
+        """Return bytes of the GGUF file. Raise InputError if it ends before."""
         with open(open_regular(self.path), "rb") as file:
             file.seek(at)
             data = file.read(length)
@@ -168,8 +169,8 @@ class GgufHeader:
         return None
 
     def floats(self, name: str, signed: bool = False) -> tuple[float, ...]:
-        """Return the numbers of a small float32 tensor, or none if it is absent. They must be above
-        0 unless `signed`."""
+        """Return the numbers of a GGUF's small float32 tensor, or none if it is absent. They must
+        be above 0 unless `signed`."""
         tensor = self.tensor(name)
         if tensor is None:
             return ()
@@ -206,7 +207,7 @@ class _Reader:
         return InputError(f"{self.path} is not a valid GGUF file: {what}")
 
     def take(self, length: int, what: str) -> int:
-        """Step over so many bytes; return the position of the first."""
+        """Step over so many bytes of a GGUF's header. Return the position of the first."""
         at = self.at
         if length > self.end - at:
             raise self.refuse(f"it ends inside {what} (cut short, or a length that is wrong)")
@@ -293,7 +294,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 def read_gguf(path: Path) -> GgufHeader:
-    """Read the header of one file, whatever its size. Raise InputError if it is not valid."""
+    """Read the header of one GGUF file, whatever its size. Raise InputError if it is not valid."""
     with _mapped(path) as data:
         version, tensors, keys = _begin(path, data)
         reader = _Reader(path, data)
@@ -316,7 +317,7 @@ def read_gguf(path: Path) -> GgufHeader:
 
 
 def _begin(path: Path, data: mmap.mmap) -> tuple[int, int, int]:
-    """Return the version, the number of tensors and the number of keys."""
+    """Return a GGUF's version, its number of tensors and its number of keys."""
     if data[:4] != MAGIC:
         raise InputError(f"{path} is not a GGUF file: it does not begin with GGUF")
     version, tensors, keys = struct.unpack_from("<IQQ", data, 4)
@@ -347,7 +348,7 @@ def _alignment(reader: _Reader, entry: KeyValue | None) -> int:
 
 
 def _row(reader: _Reader, number: int, of: int) -> tuple[str, tuple[int, ...], int, int]:
-    """Read a tensor's name, shape, type and offset."""
+    """Read a GGUF tensor's name, shape, type and offset."""
     name = reader.name(f"the name of tensor {number + 1} of {of:,}", LONGEST_NAME)
     dimensions = reader.number("I", named(name))
     if dimensions > 4:
@@ -366,8 +367,8 @@ def _placed(
     data: int,
     alignment: int,
 ) -> tuple[Description, ...]:
-    """Return the tensors. Each must begin at the end of the one before, padded to the alignment:
-    llama.cpp allows no other order."""
+    """Return the GGUF's tensors. Each must begin at the end of the one before, padded to the
+    alignment. llama.cpp allows no other order."""
     out = []
     seen = set[str]()
     place = 0

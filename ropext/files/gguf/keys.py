@@ -79,7 +79,8 @@ def changes(
 
 
 def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
-    """Return the divisors of this spectrum. Tensors of another spectrum in the file become ones."""
+    """Return the divisors of this spectrum for a GGUF file. Tensors of another spectrum in the file
+    become ones."""
     out = dict[str, tuple[float, ...]]()
     for name in (FREQS, LONG, SHORT):
         part = part_with(model.parts, name)
@@ -127,7 +128,8 @@ class FileCarrier(GgufCarrier):
         return len(self.file.parts) > 1
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
-        """Return how each engine reads the GGUF file's keys. Ollama does not load a split file."""
+        """Return how each engine reads the opened GGUF file's keys. Ollama does not load a split
+        file."""
         readings = super().readings(site, target)
         if not self.is_split:
             return readings
@@ -162,7 +164,7 @@ class FileCarrier(GgufCarrier):
         )
 
     def misread(self, name: str, site: RopeSite) -> str:
-        """Return why Ollama cannot load a GGUF that is split into several files, or an empty
+        """Return why Ollama cannot load a GGUF that is split into files on the disk, or an empty
         text."""
         return f"ollama: {NO_PARTS}" if self.is_split and name.startswith("ollama") else ""
 

@@ -63,7 +63,7 @@ def _why_not(value: str) -> str:
 
 def modelfile(name: str, file: str, target: int) -> tuple[str, list[str]]:
     """Return the text of the Modelfile of an extended GGUF, and notes on missing settings. `name`
-    is the original's; its settings are kept if Ollama holds them."""
+    is the original's. Its settings are kept if Ollama holds them."""
     made = Modelfile(name)
     kept = bundled.kept_by_ollama(name)
     if kept is not None:

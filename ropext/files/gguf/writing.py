@@ -199,7 +199,8 @@ def _write(
     tensors: Mapping[str, Sequence[float]],
     show: Show,
 ) -> None:
-    """Write one file: the keys in their order, new ones last, and new tensors after the others."""
+    """Write one GGUF file. Its keys keep their order, new ones last. New tensors come after the
+    others."""
     new = {name: values for name, values in tensors.items() if head.tensor(name) is None}
     if new and (count := head.entries.get(PARTS)):
         keys = {**keys, PARTS: (count.kind, count.value + len(new))}
@@ -258,8 +259,8 @@ def _copy_tensors(
     digest: "hashlib._Hash",
     show: Show,
 ) -> None:
-    """Copy the tensors' section after the new header, with other bytes at some places. `digest`
-    receives every written byte."""
+    """Copy the GGUF tensors' section after the new header, with other bytes at some places.
+    `digest` receives every written byte."""
     copying = Copying(source, out.fileno(), head.path, show, digest.update)
     shift = out.tell() - head.data
     position = head.data
@@ -276,6 +277,7 @@ def _copy_tensors(
 
 
 def _place_of_digest(header: bytes) -> int:
-    """Return the position of the 64 zeros: after the key, its type and the text's length."""
+    """Return the position of the 64 zeros in a GGUF's header. They come after the key, its type and
+    the text's length."""
     before = _key(WHOLE, STRING, UNKNOWN.decode()).removesuffix(UNKNOWN)
     return header.rindex(before) + len(before)

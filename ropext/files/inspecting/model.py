@@ -298,8 +298,8 @@ def _in_one_step(snapshot: Snapshot, record: Record, request: Extend, made: Plan
 
 
 def _fewer_trained(record: Record, made: Plan) -> int | None:
-    """Return how many tokens the weights were trained on by their record, if the model reads more;
-    else None."""
+    """Return how many tokens the weights were trained on by their record. Return None unless the
+    model reads more."""
     # A model that was saved from memory may have been trained there.
     if any(map(record.more.get, (*provenance.TRAININGS, provenance.SAVED))):
         return None
@@ -359,8 +359,8 @@ def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str
 def memory_fit(
     model: str | Path, options: "MemoryOptions", *, length: int | None = None, revision: str | None
 ) -> "MemoryFit":
-    """Return which lengths of a model fit into a memory, counted from its config and weight files;
-    `length` is checked, or the model's context."""
+    """Return which lengths of a model fit into a memory, counted from its config and weight files.
+    Check `length`, or the model's context."""
     from ropext.options.memory import memory_bytes  # late: only `plan --memory` needs these
     from ropext.planning.memory import fit_memory
 

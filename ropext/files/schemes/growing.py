@@ -182,7 +182,7 @@ def without_stale(index: dict[str, Any], stale: Iterable[str], grown: int) -> by
 def grow_files(
     snapshot: Snapshot, directory: Path, growth: Growth, tables: Iterable[PositionTable], show: Show
 ) -> tuple[str, ...]:
-    """Write the files that hold a table, and the index if there is one.
+    """Write the weight files that hold a position table, and the index if there is one.
 
     Return the stale buffers that were left out.
     """
