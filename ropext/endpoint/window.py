@@ -5,9 +5,9 @@ from pathlib import Path
 from ropext.base import bundled
 from ropext.base.errors import InputError
 from ropext.base.jsontext import read_object
+from ropext.families.schemes import read_positions
 from ropext.files.checkpoint.provenance import record_in
 from ropext.files.inspecting import naming_config, open_model
-from ropext.files.schemes import read_positions
 
 
 def trained_window(context: int | None, against: str | None) -> tuple[int, str] | None:

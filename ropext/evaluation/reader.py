@@ -31,12 +31,12 @@ from ropext.evaluation.forward import (
 from ropext.evaluation.variants import (
     Computing,
     Variant,
-    adapter_digest,
     applied,
     in_memory_model_of,
 )
 from ropext.evaluation.workload import Unit, Workload, read_unit
 from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.digests import adapter_digest
 from ropext.models.adapter import add_adapter
 from ropext.models.head import predicted_head_problem
 from ropext.models.load import free_memory, memory_errors, out_of_memory

@@ -4,8 +4,6 @@ The model is in a directory or in memory.
 """
 
 import copy
-import hashlib
-import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,9 +15,10 @@ from ropext import families
 from ropext.base.errors import UnsupportedModel, UsageError, first_line
 from ropext.base.jsontext import Json, JsonObject, read_object
 from ropext.families.model import LENGTH_KEYS
+from ropext.families.schemes import read_positions
 from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.digests import adapter_digest
 from ropext.files.checkpoint.provenance import Record, read_record
-from ropext.files.schemes import read_positions
 from ropext.models.load import check_masked_head, predicts_masked_tokens
 from ropext.models.patching import apply_plan, base_model, plan_of_patched
 from ropext.options.cache import StoredCache
@@ -261,16 +260,6 @@ def _regime(site: RopeSite, length: int) -> Any:
         return max(length, site.rope.original_context)
     has_two = spectrum.short_inv_freq not in (None, spectrum.inv_freq)
     return has_two and length > spectrum.short_context
-
-
-def adapter_digest(adapter: str) -> str:
-    """Hash the files of an adapter, each with its name."""
-    digest = hashlib.sha256()
-    for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
-        if name.endswith((".safetensors", ".json")):
-            digest.update(name.encode())
-            digest.update(Path(adapter, name).read_bytes())
-    return digest.hexdigest()
 
 
 def trained_on(variant: Variant) -> TrainingDocuments | None:

@@ -17,9 +17,9 @@ from ropext.base.atomic import run_errors
 from ropext.base.errors import InputError, Stopped, UnsupportedModel, UsageError, first_line
 from ropext.base.narration import Say
 from ropext.base.systems import peak_memory
+from ropext.families.schemes import read_positions
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.digests import check_unchanged
-from ropext.files.schemes import read_positions
 from ropext.models.quantised import raise_quantisation_error
 from ropext.results.report.text import bytes_text
 

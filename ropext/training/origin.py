@@ -8,6 +8,7 @@ from ropext import families
 from ropext.base import bundled
 from ropext.base.errors import InputError, UnsupportedModel, UsageError
 from ropext.families.config import named
+from ropext.families.schemes import read_positions
 from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.files.checkpoint.provenance import (
     READ_FROM,
@@ -16,7 +17,6 @@ from ropext.files.checkpoint.provenance import (
     record_of_config,
     scaling_in_words,
 )
-from ropext.files.schemes import read_positions
 from ropext.files.schemes.plan import growth_of
 from ropext.models.load import predicts_masked_tokens
 from ropext.options.fields import flag

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ropext.base.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.families.schemes import read_positions, refusal
 from ropext.files.checkpoint import Snapshot, provenance
 from ropext.files.checkpoint.weights import compare_weights
-from ropext.files.schemes import read_positions, refusal
 from ropext.scaling.rope import Positions
 from ropext.scaling.tables import METHODS, growth
 from ropext.verifying import proof

@@ -6,9 +6,9 @@ from ropext.base.errors import UsageError
 from ropext.base.inputs import model_name
 from ropext.base.narration import Say, Show, no_messages, no_progress
 from ropext.endpoint.server import require_server
+from ropext.families.schemes import read_positions
 from ropext.files.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.files.inspecting import naming_config, open_model, read_unchanged
-from ropext.files.schemes import read_positions
 from ropext.options.door import public
 from ropext.scaling.rope import Positions
 from ropext.verifying.checks import HEADERS_ALONE, Check, Depth, RotarySubject, Verification

@@ -10,7 +10,7 @@ from small_tokenizer import make_tokenizer
 
 import ropext
 from ropext.base.errors import UnsupportedModel, UsageError
-from ropext.files import schemes
+from ropext.families import schemes
 from ropext.models.patching import apply_config, unpatch
 from ropext.planning import InMemory
 from ropext.scaling.tables import growth

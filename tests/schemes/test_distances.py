@@ -12,9 +12,9 @@ from command_line import run
 
 import ropext
 from ropext.base.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.families import schemes
 from ropext.families.config import census
-from ropext.files import schemes
-from ropext.files.schemes.reading import DISTANCES, OTHERS
+from ropext.families.schemes import DISTANCES, OTHERS
 from ropext.models.patching import unpatch
 from ropext.scaling.tables import starts
 

@@ -3,9 +3,9 @@
 import pytest
 
 from ropext.base.errors import InputError
+from ropext.families import schemes
 from ropext.families.config import census
-from ropext.files import schemes
-from ropext.files.schemes.reading import OTHERS, TABLES
+from ropext.families.schemes import OTHERS, TABLES
 from ropext.scaling.rope import Positions
 from ropext.scaling.tables import methods_for
 

@@ -3,6 +3,7 @@ user's cache, so that it reads weights once. It identifies a file by device, ino
 never by its name. It trusts the cache only if a write is certain to change the times
 (`guard.is_settled`). It hashes any other file each time."""
 
+import hashlib
 import json
 import os
 import re
@@ -161,3 +162,13 @@ def _has_same_content(snapshot: Snapshot, name: str) -> bool:
     if name == CONFIG:
         return read_object(snapshot.path(name)) == snapshot.config
     return name != INDEX and not name.endswith(".safetensors")
+
+
+def adapter_digest(adapter: str) -> str:
+    """Return the SHA-256 of the files in an adapter's folder, each with its name."""
+    hashed = hashlib.sha256()
+    for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
+        if name.endswith((".safetensors", ".json")):
+            hashed.update(name.encode())
+            hashed.update(Path(adapter, name).read_bytes())
+    return hashed.hexdigest()

@@ -13,11 +13,11 @@ from ropext.base import bundled
 from ropext.base.errors import ConfigError, NotExpressible, UsageError
 from ropext.base.inputs import model_name, read_text
 from ropext.families import Model, stock
+from ropext.families.schemes import read_positions
 from ropext.files.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.files.checkpoint.provenance import Record, record_in
 from ropext.files.checkpoint.snapshot import GENERATION_CONFIG, TOKENIZER_CONFIG
 from ropext.files.checkpoint.tokenizer import NO_LIMIT
-from ropext.files.schemes import read_positions
 from ropext.options.door import public
 from ropext.options.extend import Extend, parse_extend, resolve_target
 from ropext.planning import (

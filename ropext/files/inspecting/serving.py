@@ -7,10 +7,10 @@ from typing import Any
 from ropext.base.errors import GateFailed, NotMeasured
 from ropext.base.jsontext import values_json
 from ropext.families import Model, loaders
+from ropext.families.schemes import read_positions
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import Record, record_in, scaling_in_words
 from ropext.files.inspecting.model import naming_config
-from ropext.files.schemes import read_positions
 from ropext.planning.carrier import Carrier, UnextendedModel
 
 

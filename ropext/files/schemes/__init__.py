@@ -1,9 +1,5 @@
-"""Models that do not rotate: learned tables, buckets, slopes, relative tables.
+"""Models that do not rotate: grow and inspect their learned tables, buckets, slopes and relative
+tables, and plan for them.
 
-Importing this package loads only the reader of their configs. Their plans, weights and warnings are
-loaded if a model has such a scheme: no rotary model needs them.
+No rotary model needs these modules. They are loaded if a model has such a scheme.
 """
-
-from ropext.files.schemes.reading import read_positions, refusal
-
-__all__ = ["read_positions", "refusal"]

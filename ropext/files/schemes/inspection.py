@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.base.errors import UsageError
 from ropext.base.jsontext import JsonObject
+from ropext.families.schemes import refusal
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.weights import decoded, read_tensor
 from ropext.files.schemes.growing import PositionTable, find_tables
-from ropext.files.schemes.reading import refusal
 from ropext.scaling.rope import Positions
 
 if TYPE_CHECKING:

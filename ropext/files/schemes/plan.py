@@ -8,9 +8,9 @@ from typing import Any
 from ropext import families
 from ropext.base.errors import InputError, UnsupportedModel, UsageError
 from ropext.base.table import Table
+from ropext.families.schemes import read_positions, refusal
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import Record
-from ropext.files.schemes.reading import read_positions, refusal
 from ropext.files.schemes.warnings import table_warnings
 from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
