@@ -167,8 +167,10 @@ def _write_nested(
             nested[site.label] = {k: _json_value(k, v) for k, v in site.params.items()}
     text["rope_parameters"] = nested
     for label in row.labels:
-        if label.theta and nested.get(label.name) and _keeps_theta(text, row, label):
-            text[label.theta] = nested[label.name]["rope_theta"]
+        entry = nested.get(label.name) or {}
+        # the entry of a layer type that the model lacks stays as it was, and may have no theta
+        if label.theta and "rope_theta" in entry and _keeps_theta(text, row, label):
+            text[label.theta] = entry["rope_theta"]
     if row.legacy == "rope_type":
         full = nested.get(row.flat_into[0]) or {"rope_type": "default"}
         text["rope_scaling"] = _legacy(full, row, text.get("rope_scaling"), target)

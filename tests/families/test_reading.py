@@ -670,3 +670,14 @@ def test_an_unknown_type_names_both_versions():
     said = str(caught.value)
     assert f"those of transformers {config_room.census_version()}" in said
     assert f"(installed is {transformers.__version__}, which lacks it too)" in said
+
+
+def test_a_rope_dict_that_no_layer_reads_may_lack_its_theta():
+    """Gemma 3 of 4 layers has sliding ones alone; the full-attention entry stays as it is."""
+    full = {"rope_type": "linear", "factor": 4.0}
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    entries = {"full_attention": full, "sliding_attention": sliding}
+    given = BASE | {"model_type": "gemma3_text", "num_hidden_layers": 4, "rope_parameters": entries}
+    plan = make_plan(given, Extend(factor=2))
+    assert plan.config["rope_parameters"]["full_attention"] == full
+    assert isinstance(families.check_spellings(given), list)
