@@ -188,6 +188,7 @@ def test_a_type_that_is_newer_than_the_table_is_carried(tmp_path):
         ("rope.dimension_count", 8, "llama turns all"),
         ("attention.head_count", [2.5, 1.0], "not a list of whole numbers"),
         ("attention.key_length", 1 << 30, "key_length is"),
+        ("attention.kv_lora_rank", 0, "kv_lora_rank is"),
     ],
 )
 def test_inspect_refuses_impossible_values_of_a_gguf(tmp_path, key, item, said):

@@ -54,6 +54,7 @@ def read_config(parts: Sequence[GgufHeader], row: Architecture) -> tuple[dict[st
     scaling = _scaling(head, row, rope, dim, context)
     if not row.partial and dim != head_dim and row.name != "deepseek2":
         raise head.wrong(f"it rotates {dim} of {head_dim} channels, where {row.name} turns all")
+    latent = head.whole(f"{row.name}.attention.kv_lora_rank", 1, MOST_CHANNELS)  # checked in any
     known = family(row.type, NO_FACTS)
     config: dict[str, Json] = {"model_type": row.type, **sizes, "head_dim": head_dim}
     config |= {
@@ -68,7 +69,7 @@ def read_config(parts: Sequence[GgufHeader], row: Architecture) -> tuple[dict[st
         config[row.partial] = share_of(dim, head_dim)
     if row.name == "deepseek2":
         config["qk_rope_head_dim"] = dim
-        config["kv_lora_rank"] = head.whole("deepseek2.attention.kv_lora_rank", 1, MOST_CHANNELS)
+        config["kv_lora_rank"] = latent
         config["head_dim"] = None
     default = defaults_of(row.type, NO_FACTS).get(ORIGINAL)
     original = scaling.get(ORIGINAL, default)
