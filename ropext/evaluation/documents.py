@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from ropext.base.errors import InputError, UsageError
-from ropext.base.jsontext import json_lines
+from ropext.base.jsontext import Json, json_lines
 from ropext.base.lengths import doubling_grid, length_text, lengths_text
 from ropext.evaluation.corpus import (
     Corpus,
@@ -21,6 +21,8 @@ from ropext.evaluation.corpus import (
 from ropext.evaluation.corpus.selection import REMEDY, WINDOWS
 from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.variants import in_memory_model_of
+from ropext.families.config import defaults_of, locate, text_part
+from ropext.families.described import remembered_facts
 from ropext.files.checkpoint import Snapshot
 from ropext.models.load import silenced
 from ropext.models.tokenizer import load_tokenizer
@@ -60,11 +62,22 @@ def encoder_of(snapshot: Snapshot, options: Measuring, trust_remote_code: bool) 
     held = in_memory_model_of(snapshot)
     with silenced():
         tokenizer = held.tokenizer if held else load_tokenizer(snapshot, trust_remote_code)
-    config = snapshot.config
-    vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    vocabulary = _vocabulary_size(snapshot.config)
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
     encoder.template_args = options.template_args
     return encoder
+
+
+def _vocabulary_size(config: dict[str, Json]) -> int | None:
+    """Return the number of embeddings that a config.json states, or else the default of its model
+    type; None if there is neither."""
+    part = config
+    if not config.get("vocab_size"):
+        found = locate(config)
+        default = defaults_of(found.text_type, remembered_facts(config)).get("vocab_size")
+        part = {"vocab_size": default} | text_part(config, found.path)
+    size = part.get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def settle_documents(

@@ -2,6 +2,7 @@
 the verdict."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from marked import manifest
 
 import ropext
 from benchmarks import counting_model
-from ropext.base.bundled import DATA
+from ropext.base.bundled import DATA, MODELS
 from ropext.base.errors import InputError, UsageError
 from ropext.base.narration import NOBODY
 from ropext.base.table import escape
@@ -222,6 +223,21 @@ def test_a_fit_is_tried_from_the_three_lowest_that_it_may_begin_at(tmp_path, opt
     assert fit.keys["fit.start"] == starts
     assert fit.why_not == ""
     assert own.fit_of("untouched", ORDER).keys == {}
+
+
+def test_a_choice_refuses_the_tokenizer_of_another_model_without_a_stated_vocabulary(tmp_path):
+    model = shutil.copytree(MODELS["ropext://demo"], tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    del config["vocab_size"]  # the default of llama is 32,000
+    (model / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["\u0120"] = 40000
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    data = write(tmp_path / "data.jsonl", ["xq zk jv " * 400] * 10)
+    extend = {"method": "auto", "factor": 2, "data": data}
+    recipe = open_recipe({"model": str(model), "extend": extend})
+    with pytest.raises(InputError, match="holds token 40000, but the model has 32000 embeddings"):
+        plan_choice(recipe, NOBODY)
 
 
 def test_a_fit_is_counted_on_the_revision_that_was_named(tmp_path, monkeypatch):
