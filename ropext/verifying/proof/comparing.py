@@ -120,6 +120,19 @@ class Proof:
 
 # Fields of a proof outside the record: its list of edits has the changes.
 NOT_RECORDED = ("base", "base_was_built", "changed")
+# The fields of a rotary proof in ropext.json, in their order there.
+RECORDED = (
+    "transformers",
+    "model_class",
+    "rotary_modules",
+    "attention_modules",
+    "tensors_compared",
+    "tensors_not_compared",
+    "worst",
+    "forward",
+    "forward_agrees",
+    "base",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +158,8 @@ class RotaryProof(Proof):
 
     def to_json(self) -> dict[str, Json]:
         """Return the section of ropext.json about the comparison with transformers."""
-        out = super().to_json()
-        out.pop("untied", None)
-        return out | {"base": self.base, "worst": asdict(self.worst) | {"error": self.worst.error}}
+        out = asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
+        return {key: out[key] for key in RECORDED}
 
 
 def _rotary_differences(built: "BuiltRotary", site: Site, bound: float) -> list[Difference]:
