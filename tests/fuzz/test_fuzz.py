@@ -202,7 +202,7 @@ FINDINGS = {
         (
             (
                 model.rope_from,
-                'kind == "longrope" and params["original_max_position_embeddings"] < 2',
+                'kind == "longrope" and params[ORIGINAL] < 2',
                 "False",
             ),
         ),
