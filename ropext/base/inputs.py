@@ -124,8 +124,8 @@ def inner_model_argument(model: object) -> str:
 
 
 def not_a_model(wanted: str, given: object) -> UsageError:
-    """Build the UsageError about a user's argument that should be a model in memory. Its sentence
-    names the inner model if torch wraps one."""
+    """Build the UsageError of any Python call whose argument should be a model in memory. Its
+    sentence names the inner model if torch wraps one."""
     sentence = f"{wanted}, not {class_name(given)}"
     inside = inner_model_argument(given)
     if inside:

@@ -24,8 +24,8 @@ class Job(Protocol[Counts, Result]):
 
 
 def counted(job: Job[Counts, Result], output: Path | None, call: Call) -> Counts:
-    """Return the counts that --dry-run shows of a job; an output path that the job would refuse is
-    refused."""
+    """Return the counts that --dry-run shows of any command's job. Refuse an output path that the
+    job would refuse."""
     if output is not None:
         job.check(output, call)
     return job.counts()

@@ -82,8 +82,8 @@ def join_for_shells(*words: str) -> str:
 
 
 def continued(command: str, width: int) -> list[str]:
-    """Break a command line between words, into lines that a POSIX shell, or Python inside brackets,
-    joins again. A JSON argument stays in one line, whatever its length."""
+    """Break a command line in any output between words, into lines that a POSIX shell, or Python
+    inside brackets, joins again. A JSON argument stays in one line, whatever its length."""
     if sys.platform == "win32" or len(command) <= width:
         return [command]
     lines = [""]

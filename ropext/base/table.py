@@ -136,7 +136,7 @@ def _line(layout: Sequence[Padding], row: Sequence[str]) -> str:
 
 
 def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
-    """Return tables as the text for a terminal, then `lines`."""
+    """Return the tables of any command as the text for a terminal, then `lines`."""
     parts = list[str]()
     for table in tables:
         part = f"{table.title}\n{columns(table.header, table.rows)}"
@@ -149,7 +149,8 @@ def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
 
 
 def verdict_first(lines: Sequence[str], tables: Iterable[Table]) -> str:
-    """Format sentences as text for a terminal, then their tables in padded columns."""
+    """Format the sentences of any command as text for a terminal, then its tables in padded
+    columns."""
     parts = [as_text((), lines), as_text(tables)]
     return "\n\n".join(filter(None, parts))
 
@@ -184,7 +185,7 @@ def escape(text: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Escape a text inside a line or a table of Markdown, in which a leading mark begins no list
+    """Escape any text inside a line or a table of Markdown, in which a leading mark begins no list
     and no heading."""
     text = " ".join(visible(text).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

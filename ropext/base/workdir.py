@@ -319,8 +319,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def _plain(value: Mapping[str, Any]) -> Flat:
-    """Return the manifest of any command's folder as JSON text gives it back. Tuples become
-    lists."""
+    """Convert a manifest, whatever the command, to the values that its JSON text gives back. Tuples
+    become lists."""
     plain: Flat = json.loads(json.dumps(value, default=str))
     return plain
 

@@ -74,8 +74,8 @@ class Digests:
         return digest(found)
 
     def of_checkpoint(self, snapshot: Snapshot, trust_remote_code: bool = False) -> dict[str, Json]:
-        """Return hashes that identify a checkpoint's files: its config and every byte of its
-        weights. If ropext may run its Python files, hash them too."""
+        """Return hashes that identify a checkpoint on the disk: of its config and of every byte of
+        its weight files. If ropext may run its Python files, hash them too."""
         code = list[str]()
         if trust_remote_code:
             check_code(snapshot)

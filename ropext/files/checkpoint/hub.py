@@ -33,7 +33,7 @@ READING = {
 
 
 def is_id(model: str) -> bool:
-    """Return True if a checkpoint's name can be its id on the hub: `name` or
+    """Return True if a name can be the id of a checkpoint's repository on the hub: `name` or
     `organisation/name`."""
     return bool(ID.fullmatch(model)) and len(model) <= 96 and ".." not in model
 

@@ -135,8 +135,8 @@ def versions() -> dict[str, str]:
 
 
 def installed(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the versions of libraries for a checkpoint's ropext.json and other records. Leave out
-    a missing library."""
+    """Return the versions of libraries as a checkpoint's ropext.json and other records store them.
+    Leave out a missing library."""
     import importlib.metadata  # late: `plan` reads records and needs no versions
 
     known = {}
@@ -249,7 +249,8 @@ def edits_of(link: JsonObject) -> tuple[Edit, ...]:
 
 
 def undone(config: JsonObject, edits: Iterable[Edit]) -> dict[str, Json]:
-    """Return a config.json as it was before the edits that its ropext.json records."""
+    """Return the config.json of an extended checkpoint as it was before the edits that its
+    ropext.json records."""
     out = copy.deepcopy(dict(config))
     for edit in edits:
         if edit.file != CONFIG:
@@ -269,8 +270,8 @@ def undone(config: JsonObject, edits: Iterable[Edit]) -> dict[str, Json]:
 
 
 def with_training(record: Record) -> dict[str, Json]:
-    """Return the sections of later steps in a record, with one about the training documents. If
-    their hashes are missing, that section lists the trainings without hashes."""
+    """Return the sections of later steps in a checkpoint's ropext.json, with one about the training
+    documents. If their hashes are missing, that section lists the trainings without hashes."""
     more = dict(record.more)
     if TRAINED_ON not in more and (done := [name for name in TRAININGS if more.get(name)]):
         more[TRAINED_ON] = {"not_recorded": done}
@@ -346,7 +347,8 @@ def _damage(error: ValidationError) -> str:
 
 
 def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()) -> Record:
-    """Return a plan as ropext.json stores it. `write` adds the weights and the proof later."""
+    """Build the record that ropext.json of a written checkpoint stores of its plan. `write` adds
+    the weights and the proof later."""
     recipe = dict(plan.recipe)
     for switch in ("length_only", "untrained", "again"):
         if not recipe.get(switch):

@@ -95,18 +95,19 @@ class State(NamedTuple):
     names: int
 
     def is_rewritten(self, before: "State") -> bool:
-        """Return True if a checkpoint's file was written or replaced since `before`. A new name or
-        new rights change only the time of change."""
+        """Return True if a file of an opened checkpoint was written or replaced since `before`. A
+        new name or new rights change only the time of change."""
         return self[:4] != before[:4]
 
     def times(self) -> list[int | str]:
         """Return the size and the times by which digests.json in the user's cache knows an
-        unchanged file."""
+        unchanged file of a checkpoint."""
         return [self.size, self.written, self.changed]
 
     def is_link_of(self, before: "State | None") -> bool:
-        """Return True if a checkpoint's file only got or lost a hard link since `before`. `extend
-        --link hard` makes one, and the system then sets the time of change, too."""
+        """Return True if a file of an opened checkpoint only got or lost a hard link since
+        `before`. `extend --link hard` makes one, and the system then sets the time of change,
+        too."""
         if before is None or self.is_rewritten(before):
             return False
         return self.names != before.names

@@ -264,8 +264,8 @@ def compare_weights(
 
 
 def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Finding:
-    """Return whether a safetensors file is as the base's own file or as ropext.json lists it.
-    Compare header and size. With `deep`, compare every byte."""
+    """Open a checkpoint's safetensors file, and compare its header and size with the base's own
+    file or with ropext.json. With `deep`, compare every byte."""
     name = path.name
     if not path.exists():
         return Finding(name, False, f"{name} is missing")
@@ -303,7 +303,8 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Fin
 
 
 def first_difference(one: Path, two: Path, show: Show = no_progress) -> int | None:
-    """Read two weight files of one size. Return the first byte at which they differ, or None."""
+    """Open two weight files of checkpoints, with one size, and read their bytes. Return the first
+    byte at which they differ, or None."""
     with open(open_regular(two), "rb") as b:
         if os.stat(one).st_size != os.fstat(b.fileno()).st_size:
             raise InputError(f"{one} and {two} have different sizes")

@@ -74,7 +74,8 @@ class OutputSource(Protocol):
 
     @property
     def left(self) -> Mapping[str, str]:
-        """Return the base's files that a written checkpoint leaves behind, each with its reason."""
+        """Return the files of the base checkpoint that its written copy leaves behind, each with
+        its reason."""
 
     def check(self, output: Path, manner: WriteOptions) -> Output:
         """Raise on every condition that can be checked before a checkpoint or GGUF file is written.

@@ -79,8 +79,8 @@ def changes(
 
 
 def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
-    """Return the divisors of this spectrum for a GGUF file. Tensors of another spectrum in the file
-    become ones."""
+    """Build the tensors of divisors that a GGUF file gets for this spectrum. Tensors of another
+    spectrum in the file become ones."""
     out = dict[str, tuple[float, ...]]()
     for name in (FREQS, LONG, SHORT):
         part = part_with(model.parts, name)

@@ -98,8 +98,9 @@ def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
 
 
 def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
-    """Read a GGUF file and the checkpoint of --like. Raise InputError if geometry, norms or rows of
-    matrices differ. A quantiser leaves norms in float32."""
+    """Open a GGUF file and the checkpoint of --like, and read their headers and tensors. Raise
+    InputError if geometry, norms or rows of matrices differ. A quantiser leaves norms in
+    float32."""
     theirs = families.as_read(source.config)
     ours = model.as_read()
     if not alike(model.architecture, theirs.text_type):

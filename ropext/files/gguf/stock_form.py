@@ -15,8 +15,8 @@ from ropext.scaling.rope import Rope, plain_inv_freq
 def stock_form(
     rope: GgufRope, allowed: Sequence[str], dim: int, context: int, original: int | None
 ) -> dict[str, Json]:
-    """Return a stock rope dict with the same spectrum as a GGUF file's keys, without its theta.
-    Raise NotExpressible if no allowed rope type gives it."""
+    """Convert the rope keys in a GGUF's header to a stock rope dict with the same spectrum, without
+    its theta. Raise NotExpressible if no allowed rope type gives it."""
     has_no_divisors = not rope.divisors or set(rope.divisors + rope.short) == {1.0}
     is_scaled = rope.scaling != "none" and rope.factor != 1
     if has_no_divisors and rope.attn_factor == 1 and not is_scaled:

@@ -111,7 +111,8 @@ class FileSource:
         return directory / self.model.file_name
 
     def prove(self, directory: Path) -> JsonObject:
-        """Read the written GGUF file back, with the reader that knows nothing of the plan."""
+        """Open the GGUF file that was just written, and read it back, with the reader that knows
+        nothing of the plan."""
         keys, _ = self.changed
         target = min(directory.glob("*.[gG][gG][uU][fF]"))
         changed = {*keys, *OF_ROPEXT}

@@ -33,8 +33,8 @@ class HasConfig(Protocol):
 
 
 def in_memory_snapshot(given: object, *, before_patch: bool = False) -> Snapshot:
-    """Open a config or a model in memory like a checkpoint on the disk. With `before_patch`, open
-    the model before `ropext.patch`."""
+    """Return the snapshot through which ropext inspects a config or a model in memory like a
+    checkpoint on the disk. With `before_patch`, open the model before `ropext.patch`."""
     config = _config_held(given, before_patch)
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:

@@ -31,7 +31,8 @@ class Served:
 
     @property
     def is_extended(self) -> bool:
-        """Return True if ropext.json or the config of the model states an extension."""
+        """Return True if ropext.json or the config in the inspected model's files states an
+        extension."""
         return self.record is not None or bool(scaling_in_words(self.model))
 
     def to_json(self) -> dict[str, Any]:

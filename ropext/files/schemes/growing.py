@@ -151,7 +151,8 @@ def rewrite(
 
 
 def grown(data: bytes, dtype: str, growth: Growth) -> bytes:
-    """Return the bytes of the new position table. Rows that stay are copied as bytes."""
+    """Return the bytes of the new position table as a checkpoint's safetensors file stores them.
+    Rows that stay are copied as bytes."""
     import numpy as np
 
     count = growth.positions.rows
@@ -260,7 +261,7 @@ def compare_tables(
 
 
 def _digest(header: Header, name: str) -> tuple[str, tuple[int, ...], str]:
-    """Return the type, shape and SHA-256 of one tensor in a safetensors file."""
+    """Read the bytes of one tensor from a safetensors file. Return its type, shape and SHA-256."""
     tensor = header.tensors[name]
     digest = content_digest(header.path, parts=[header.part(name)])
     return tensor.dtype, tensor.shape, digest
