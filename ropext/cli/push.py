@@ -98,8 +98,8 @@ def push_command(directory: Path, wanted: Push) -> str:
 
 
 def pushed_text(done: "Pushed") -> str:
-    """Return one line about the repository as it is on the hub now; for a dry run the files and the
-    card."""
+    """Return the line that `ropext push` prints about the repository as it is on the hub now; for a
+    dry run the files and the card."""
     kind = "private" if done.private else "public"
     if done.commit is None:
         from ropext.base.table import columns

@@ -224,8 +224,8 @@ class Measurement:
 
 
 def check_labels(labels: Mapping[str, str], names: Iterable[str]) -> None:
-    """Raise UsageError if a user's labels rename a model that the evaluation or comparison does not
-    have."""
+    """Raise UsageError if a user's labels rename a model that a measured result or comparison does
+    not have."""
     known = list(names)
     for name in labels:
         if name not in known:

@@ -50,9 +50,9 @@ def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure
 
 
 def _figures_of_record(record: Record) -> Iterator[Figure]:
-    """Yield the metrics and intervals in ropext.json for a model card. They come from a run's
-    evaluation, else from a fine-tuning. The numbers of a fit are over the documents that chose its
-    step."""
+    """Yield the measured results, metrics and intervals, that ropext.json keeps for a model card.
+    They come from a run's evaluation, else from a fine-tuning. The numbers of a fit are over the
+    documents that chose its step."""
     run = record.more.get("run")
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
         last = list(measured["variants"].values())[-1]

@@ -69,7 +69,7 @@ class ModelSource:
         return tuple(self.info.get("inv_freq") or ())
 
     def to_json(self) -> dict[str, Json]:
-        """Return the source of a measured model as results.json holds it."""
+        """Return the JSON that results.json keeps about the source of a measured model."""
         return {**fields_of(self), **self.info}
 
 

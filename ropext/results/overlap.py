@@ -114,7 +114,8 @@ def training_documents(documents: Iterable[tuple[Sequence[int], Hashes]]) -> Tra
 
 
 def recorded_training(record: Record | None) -> TrainingDocuments | None:
-    """Return the training documents in ropext.json; None if nothing was trained."""
+    """Return the training documents in ropext.json, to mark the measured documents that overlap;
+    None if nothing was trained."""
     data = None if record is None else with_training(record).get(TRAINED_ON)
     return None if data is None else read_training_documents(data)
 

@@ -57,7 +57,7 @@ class Scoring:
 
     @property
     def passes(self) -> int:
-        """Return the number of forward passes over one window of an evaluation."""
+        """Return the number of forward passes over one window that a perplexity's losses take."""
         return self.mask_stride or 1
 
     def tail_text(self, tail: int, lengths: Sequence[int]) -> str:

@@ -72,7 +72,7 @@ class ItemScore:
 
     @property
     def points(self) -> float:
-        """Return the points of the answer, from 0 to 1."""
+        """Return the points, from 0 to 1, of one answer behind a retrieval metric."""
         return float(self.exact) if self.score is None else self.score
 
 

@@ -353,8 +353,8 @@ def _auto_sentence(choice: JsonObject, gain: Value | None, later: str, length: s
 
 
 def choice_reason(last: Standing, method: str) -> str:
-    """Write why `--method auto` took a method, from the ranked losses on the documents that
-    chose."""
+    """Write why a ranking of measured losses gave `--method auto` its method. The losses are on the
+    documents that chose."""
     lowest = last.lowest
     count = last.documents
     on = f"on {count} documents" if count > 1 else f"on {count} document"

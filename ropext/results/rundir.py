@@ -96,7 +96,8 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
     texts = list(texts)
 
     def write(stream: BinaryIO) -> None:
-        """Write the token losses of all variants to --losses, then the sign of ropext."""
+        """Write the table of --losses: the token losses of all variants, then the sign of
+        ropext."""
         with parquet.ParquetWriter(stream, schema) as writer:
             for label, reading in measured.readings.items():
                 losses = reading.tokens(0, measured.frame.longest)  # from position 1 on
@@ -164,7 +165,7 @@ def read_run(path: Path) -> Measurement:
 
 
 def _listed_digests(path: Path) -> JsonObject:
-    """Return the digests that the run.json of a run lists, by file name."""
+    """Return the digests that run.json lists for results.json and other files, by file name."""
     files: JsonObject = (workdir.sealed(path) or {}).get(guard.FILES, {})
     return files
 
@@ -411,8 +412,8 @@ def open_runs_to_compare(
 
 
 def _open_run(given: str | Measurement) -> tuple[Measurement, str | None]:
-    """Return the run of a comparison's RUN or RUN:VARIANT, and the name of the variant if there is
-    one."""
+    """Return the measured run behind a comparison's RUN or RUN:VARIANT, and the name of the variant
+    if there is one."""
     if isinstance(given, Measurement):
         return given, None
     path, wanted = split_run_spec(given)

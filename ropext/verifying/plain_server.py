@@ -38,8 +38,8 @@ class KeptAnswers:
 
     @property
     def noise(self) -> float:
-        """Return the largest difference between the unscaled server's two answers to one prompt, in
-        nats."""
+        """Return the noise for the check of a server: the largest difference between the unscaled
+        server's two answers to one prompt, in nats."""
         return max(candidates_gap(a, b) for a, b in zip(self.first, self.second, strict=True))
 
 
@@ -116,7 +116,7 @@ def read_kept_answers(path: Path) -> KeptAnswers:
 
 
 def _kept_pairs(rows: Json) -> list[Pairs]:
-    """Return from a file the unscaled server's candidates after each prompt, to compare another
+    """Return from a file the unscaled server's candidates after each prompt, to check another
     server with."""
     every = list[Pairs]()
     for row in rows:

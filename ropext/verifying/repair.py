@@ -41,6 +41,6 @@ def repair(
 
 
 def write_config(directory: str | Path, config: JsonObject) -> None:
-    """Write the repair of `verify --fix` to config.json in one step, so that a reader sees the old
-    or the new one whole."""
+    """Write the config.json that the check repaired (`verify --fix`) in one step, so that a reader
+    sees the old or the new one whole."""
     provenance.replace_listed(Path(directory), "config.json", dump(config))

@@ -384,7 +384,8 @@ def _ask_prompts(server: Server, model: str, work: _ReferenceTexts) -> Answers:
 
 
 def depends_on_length(config: JsonObject) -> bool:
-    """Return whether a config's frequencies depend on the length of the prompt to the server."""
+    """Return whether a config's frequencies depend on the length of the prompt to the checked
+    server."""
     return any(site.params["rope_type"] == "dynamic" for site in families.read(dict(config)).sites)
 
 

@@ -126,8 +126,8 @@ def table_of_values(
 
 
 def _cell(column: Column, value: Value | None) -> str:
-    """Return a table's cell as its column writes it; the cell keeps the number if the value has
-    one."""
+    """Return the cell of a report's table as its column writes a measured value. The cell keeps the
+    number and its interval if the value has one."""
     text = column.written(value)
     if value is None or value.n == 0:
         return text

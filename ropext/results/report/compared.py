@@ -114,8 +114,8 @@ def compare_runs(
     output: Path | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> tuple[list[Measurement], Compared]:
-    """Return finished runs and their comparison with paired intervals, under the user's labels if
-    there are any. With `output`, write its report there."""
+    """Return measured runs and the comparison of their results with paired intervals, under the
+    user's labels if there are any. With `output`, write its report there."""
     specs = list[str]()  # empty for a result that was not kept
     for each in given:
         specs.append(each if isinstance(each, str) else str(each.path or ""))

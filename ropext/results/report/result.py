@@ -101,15 +101,16 @@ class Result(ABC):
         return answers
 
     def _read(self, what: str) -> Measurement:
-        """Return the measurement behind a result's tables, on the documents that all models read.
-        Raise UsageError if there are none."""
+        """Return the measurement whose losses a result reports, on the documents that all models
+        read. Raise UsageError if there are none."""
         measured = self._same_documents()
         if measured is None or not measured.readings:
             raise self._lacks(what)
         return measured
 
     def _lacks(self, what: str) -> UsageError:
-        """Return an error that names the methods that this result has instead of the asked one."""
+        """Return the error for a result that lacks the wanted numbers. It names the methods that
+        the result has instead."""
         measured = self._same_documents()
         has = list[str]()
         if self.tidy:

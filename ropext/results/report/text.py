@@ -428,8 +428,8 @@ def model_placeholder_note(lines: Iterable["Serving"]) -> str:
 
 
 def serving_commands(output: Path) -> str:
-    """Write below a result's report the commands that serve a finished output. They are for the
-    program that most users have; "" if the model does not rotate."""
+    """Write the section below a result's report: the commands that serve a finished output. They
+    are for the program that most users have; "" if the model does not rotate."""
     read = read_unchanged(open_model(output))
     if read is None:
         return ""

@@ -272,8 +272,8 @@ class ProbedEmbedding:
         self.rope = config_value(text, "rope_parameters") or {}
 
     def inverse_frequencies(self, values: JsonObject) -> dict[str, list[float]]:
-        """Return by label the inverse frequencies that the type's rotary modules compute in the
-        child process from other values. Return an empty dict if the class refuses them."""
+        """Return by label the inverse frequencies that the child process computes with the type's
+        rotary modules from other values. Return an empty dict if the class refuses them."""
         try:
             config = type(self.text).from_dict(copy.deepcopy(dict(values)))
             built = [(name, module(config)) for name, module in self.modules.items()]
@@ -359,8 +359,8 @@ def _declared_keys(config: PreTrainedConfig) -> list[str]:
 
 
 def theta_keys(embedding: ProbedEmbedding) -> dict[str, list[str]]:
-    """Return by label the keys outside the rope dicts that change transformers' theta if the child
-    process changes them; the class's own first."""
+    """Return by label the keys outside the rope dicts that, in tests by the child process, change
+    transformers' theta; the class's own first."""
     names: dict[str, list[str]] = {label: [] for label in embedding.labels}
     usual = embedding.inverse_frequencies(embedding.values)
     candidates = [key for key in _declared_keys(embedding.text) if THETA_KEY.search(key)]

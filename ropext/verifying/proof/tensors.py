@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         """A file of safetensors."""
 
         def keys(self) -> Sequence[str]:
-            """Return the names of the stored tensors, to compare with transformers' model."""
+            """Return the names of the stored tensors, for the check against transformers' model."""
 
         def get_tensor(self, name: str) -> Tensor:
             """Return a stored tensor, to compare with transformers' model."""
