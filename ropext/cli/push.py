@@ -98,8 +98,10 @@ def push_command(directory: Path, wanted: Push) -> str:
 
 
 def pushed_text(done: "Pushed") -> str:
-    """Return the line that `ropext push` prints about the repository as it is on the hub now; for a
-    dry run the files and the card."""
+    """Return the line that a command prints after a push: the repository as it is on the hub now.
+
+    After a dry run, it has the files and the card.
+    """
     kind = "private" if done.private else "public"
     if done.commit is None:
         from ropext.base.table import columns
