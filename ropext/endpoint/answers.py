@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from ropext.endpoint.counting import Counting
 from ropext.endpoint.questions import Question
 from ropext.endpoint.remote_model import RemoteModel, Reply
-from ropext.results.retrieval import FOUND, MISSED, NO_ANSWER, REFUSED, ItemScore
+from ropext.results import FOUND
+from ropext.results.retrieval import MISSED, NO_ANSWER, REFUSED, ItemScore
 from ropext.tasks.asking import match
 
 GROWN = 16

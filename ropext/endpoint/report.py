@@ -10,6 +10,7 @@ from ropext.base.jsontext import JsonObject
 from ropext.base.lengths import length_text
 from ropext.base.table import Table, with_rows
 from ropext.endpoint.plan import CUT, SERVER
+from ropext.results import FOUND
 from ropext.results.measurement import Measurement, item_differences
 from ropext.results.numbers import ModelNumbers
 from ropext.results.report import html
@@ -17,7 +18,7 @@ from ropext.results.report.cells import columns_at_lengths, nats_cell, share_cel
 from ropext.results.report.evaluation import Drawn, heat_pictures, write_pictures
 from ropext.results.report.html import Page
 from ropext.results.report.tables import text_tables
-from ropext.results.retrieval import FOUND, NO_ANSWER, OUTCOMES, REFUSED, TRUNCATED, HeatCell
+from ropext.results.retrieval import NO_ANSWER, OUTCOMES, REFUSED, TRUNCATED, HeatCell
 from ropext.results.values import Value
 
 WORDS = {

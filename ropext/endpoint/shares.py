@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from ropext.base.jsontext import Json
 from ropext.endpoint.answers import Answer
-from ropext.results import BASE
+from ropext.results import BASE, FOUND
 from ropext.results.gates import GateMetrics
 from ropext.results.numbers import ModelNumbers
 from ropext.results.retrieval import (
-    FOUND,
     OUTCOMES,
     REFUSED,
     TRUNCATED,

@@ -16,6 +16,9 @@ FITTED = "fitted"
 TUNED = "tuned"
 START = "start"
 UNTUNED = "untuned"
+# Numbers of results.json beside the metrics of text and of each task.
 STRIDED = "hf_stride"  # a perplexity read by a loop of its own, under --protocol hf-stride
+RULER_CONTEXT = "ruler_context"  # the longest length that all of RULER's tasks reach
+FOUND = "found"  # of a server: the share of all answers; also the outcome of one answer
 SCHEMA = 1  # of results.json
 SHORT = (BASE, CONTROL)  # kinds that read through the short window

@@ -22,17 +22,18 @@ from ropext.base.inputs import is_path
 from ropext.base.jsontext import Json
 from ropext.base.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
-from ropext.results import BASE, STRIDED
+from ropext.results import BASE, RULER_CONTEXT, STRIDED
 from ropext.results.metrics import (
     DOCUMENTS,
     HAYSTACKS,
     QUESTIONS,
     WHOLE_METRICS,
     gate_rules_of,
+    is_other_number,
     metrics_of,
 )
 from ropext.results.perplexity import ALL_TOKENS, Scoring
-from ropext.tasks import RULER, TASK_NAMES, THIRTEEN
+from ropext.tasks import RULER, TASK_NAMES, THIRTEEN, OwnTask
 
 if TYPE_CHECKING:
     from ropext.results.values import Value
@@ -233,8 +234,11 @@ class GateMetrics:
     scoring: Scoring = ALL_TOKENS
 
     def check(self, gates: Sequence[Gate]) -> None:
-        """Raise UsageError for a gate of --fail-if about a metric that results.json will not have,
-        before hours of work rather than after."""
+        """Raise UsageError for a task of own questions that has the name of another metric, and for
+        a gate of --fail-if about a metric that results.json will not have, before hours of work."""
+        for task in self.options.tasks:
+            if isinstance(task, OwnTask) and is_other_number(task):
+                raise task.taken_name("another number")
         for gate in gates:
             reason = self._missing_model(gate) or self._missing_metric(gate) or self._unsure(gate)
             if reason is not None:
@@ -324,4 +328,4 @@ class GateMetrics:
             if alone:
                 whole.append(f"effective_context.{RULER}")
             if alone and of_ruler == len(THIRTEEN):
-                whole.append("ruler_context")
+                whole.append(RULER_CONTEXT)

@@ -20,7 +20,7 @@ from ropext.base.atomic import write_whole
 from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import Json, JsonObject, digest, fields_of, values_json, write_json
 from ropext.base.lengths import length_text
-from ropext.results import BASE, EXTENDED, SCHEMA
+from ropext.results import BASE, EXTENDED, FOUND, SCHEMA
 from ropext.results.gates import Outcome
 from ropext.results.metrics import (
     DOCUMENTS,
@@ -39,7 +39,6 @@ from ropext.results.perplexity import (
     strided_values,
 )
 from ropext.results.retrieval import (
-    FOUND,
     ItemScore,
     difference_of_answers,
     haystack_numbers,

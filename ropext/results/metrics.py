@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ropext.results import STRIDED
+from ropext.results import FOUND, RULER_CONTEXT, STRIDED
 from ropext.results.perplexity import Scoring, Span
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ WHOLE_METRICS = (  # one number for all lengths together
 
 # The numbers of a task's answers: `TASK@LENGTH`, `TASK_nll@LENGTH`, and a length on the grid of
 # the measured ones: `effective_context.TASK`, `ruler_context`.
-FOUND = GateRules(
+SHARE_FOUND = GateRules(
     "{model} finds {percent} of what {task} asks for at {length}", WITH_QUESTIONS, unit=QUESTIONS
 )
 ANSWER_NLL = GateRules(remedy=WITH_QUESTIONS, unit=HAYSTACKS)
@@ -180,11 +180,17 @@ def gate_rules_of(metric: str) -> GateRules:
             return row.gate_rules
     if name == STRIDED:
         return GateRules()
-    if name == "ruler_context" or name.startswith("effective_context."):
+    if name == RULER_CONTEXT or name.startswith("effective_context."):
         return REACHED
     if name.endswith("_nll"):
         return ANSWER_NLL
-    return FOUND
+    return SHARE_FOUND
+
+
+def is_other_number(name: str) -> bool:
+    """Return whether results.json uses a name for a number that is no task's share of answers."""
+    names = {row.name for row in TEXT_METRICS + WHOLE_METRICS}
+    return name in names | {STRIDED, RULER_CONTEXT, FOUND} or name.endswith("_nll")
 
 
 def is_of_rounding(metric: str) -> bool:

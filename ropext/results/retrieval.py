@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from ropext.base.jsontext import NumberIfAny
+from ropext.results import FOUND, RULER_CONTEXT
 from ropext.results.values import (
     FEWEST_DOCUMENTS,
     Z95,
@@ -33,7 +34,6 @@ RULERS_SHARE = 0.856  # RULER's: what Llama-2-7B has at 4k (Hsieh et al. 2024, s
 RULERS = "in ropext's words and texts: not comparable with published RULER scores"
 CAN_DO = 0.1  # least share right inside the trained context, for a task in words
 # The outcomes of a question to a server.
-FOUND = "found"
 MISSED = "missed"
 REFUSED = "refused"
 TRUNCATED = "truncated"
@@ -104,7 +104,7 @@ def retrieval_values(
         shares = {int(name.partition("@")[2]): value.value for name, value in means.items()}
         values[f"effective_context.{RULER}"] = _effective_length(shares, context)
         if len(compared) == len(THIRTEEN):
-            values["ruler_context"] = _effective_length(shares, 0, RULERS_SHARE)
+            values[RULER_CONTEXT] = _effective_length(shares, 0, RULERS_SHARE)
     return values | means
 
 

@@ -28,11 +28,6 @@ ANSWER_ROOM = 128  # tokens; the most that RULER's tasks give an answer
 LONGEST_NAME = 60  # characters
 # The name of any task. Results, which anyone may have written, are held against it.
 NAME = rf"[A-Za-z_][\w-]{{0,{LONGEST_NAME}}}"
-# Names of other numbers at a length; tests compare them with the metrics of results.
-RESERVED = (
-    *("tail", "cumulative", "yarn", "bpb", "in_window", "gain", "kl", "agreement", "rounding"),
-    *("hf_stride", "short_tax", "effective_context", "ruler_context", "found"),
-)
 FIELDS = '"input" (a text) and "outputs" (a list of texts, none empty)'
 
 
@@ -55,6 +50,13 @@ class OwnTask(str):
             return self.source
         return f"the function {self}"
 
+    def taken_name(self, owner: str) -> UsageError:
+        """Return the error for own questions whose task would have the name of something else."""
+        return UsageError(
+            f"--tasks: the questions of {self.source_name} would be called {self}, as {owner} is; "
+            f"rename it, or give NAME=FILE{SUFFIX}"
+        )
+
 
 def own_task(word: object, bundled: Collection[str]) -> object:
     """Make a retrieval task from a file or a function of own questions; return every other word of
@@ -62,8 +64,7 @@ def own_task(word: object, bundled: Collection[str]) -> object:
     if isinstance(word, OwnTask):
         return word
     if callable(word):
-        name = _clean_task_name(_function_name(word))
-        return OwnTask(_checked_task_name(name, f"the function {name}", bundled), word)
+        return _checked_task(_clean_task_name(_function_name(word)), word, bundled)
     if isinstance(word, Path):
         word = str(word)
     if not isinstance(word, str) or not _is_question_file(word):
@@ -71,8 +72,7 @@ def own_task(word: object, bundled: Collection[str]) -> object:
     name, place = _name_and_file(word)
     if not name:
         name = _clean_task_name(Path(place).stem)
-    path = str(from_home(place))
-    return OwnTask(_checked_task_name(name, path, bundled), path)
+    return _checked_task(name, str(from_home(place)), bundled)
 
 
 def with_place(word: str, placed: Callable[[str], str]) -> str:
@@ -116,19 +116,12 @@ def _function_name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
 
 
-def _checked_task_name(name: str, source: str, bundled: Collection[str]) -> str:
-    """Return the name of a task of own questions; raise UsageError if another number has this
-    name."""
-    if name in bundled:
-        kind = "a retrieval task of ropext"
-    elif name in RESERVED or name.endswith("_nll"):
-        kind = "another number"
-    else:
-        return name
-    raise UsageError(
-        f"--tasks: the questions of {source} would be called {name}, as {kind} is; rename it, or "
-        f"give NAME=FILE{SUFFIX}"
-    )
+def _checked_task(name: str, source: str | Callable[..., Any], bundled: Collection[str]) -> OwnTask:
+    """Return a task of own questions; raise UsageError if a task of ropext has its name."""
+    task = OwnTask(name, source)
+    if task in bundled:
+        raise task.taken_name("a retrieval task of ropext")
+    return task
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from ropext.pipeline.public import run as run_recipe
 from ropext.pipeline.recipe import read_recipe
 from ropext.pipeline.run_digests import RunDigests
 from ropext.pipeline.stage import section_key
-from ropext.results import STRIDED
+from ropext.results import FOUND, RULER_CONTEXT, STRIDED
+from ropext.results.gates import GateMetrics
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
-from ropext.results.retrieval import FOUND, haystack_numbers
+from ropext.results.retrieval import haystack_numbers
 from ropext.tasks import own
 from ropext.tasks.item import truncated
 
@@ -264,8 +265,6 @@ def test_a_task_has_the_name_of_its_file():
     for word, said in (
         ("passkey.jsonl", "would be called passkey, as a retrieval task of ropext is"),
         ("ruler.jsonl", "as a retrieval task"),
-        ("tail.jsonl", "as another number is"),
-        ("mkey_nll.jsonl", "as another number is"),
         ("vt=validation.jsonl", "would be called vt"),
     ):
         with pytest.raises(UsageError, match=said):
@@ -278,10 +277,24 @@ def test_a_task_has_the_name_of_its_file():
         named(3)
 
 
-def test_a_task_cannot_have_the_name_of_a_metric():
-    metrics = {metric.name for metric in (*TEXT_METRICS, *WHOLE_METRICS)} | {FOUND, STRIDED}
-    metrics.add("ruler_context")
-    assert {name for name in metrics if not name.endswith("_nll")} == set(own.RESERVED)
+@pytest.mark.parametrize(
+    "metric",
+    [row.name for row in (*TEXT_METRICS, *WHOLE_METRICS)]
+    + [STRIDED, RULER_CONTEXT, FOUND, "mkey_nll"],
+)
+def test_a_task_cannot_have_the_name_of_a_metric(metric):
+    asked = GateMetrics(Evaluate(tasks=(f"questions/{metric}.jsonl",)), ("m",), (64,))
+    with pytest.raises(UsageError, match=f"would be called {metric}, as another number is"):
+        asked.check([])
+
+
+def test_the_name_of_a_metric_costs_no_work(model, tmp_path):
+    path = tmp_path / "tail.jsonl"
+    path.write_text(GOOD)
+    with pytest.raises(UsageError, match="would be called tail, as another number is"):
+        evaluation_of(model, tasks=str(path), lengths="1k")
+    ((item,),) = evaluation_of(model, tasks=f"end={path}", lengths="1k").reads.questions
+    assert item.task == "end"
 
 
 def asked_of_numbers(context, length, seed):

@@ -125,3 +125,13 @@ def test_a_broken_file_is_refused_before_a_question(tmp_path):
         plan_server_evaluation({"endpoint": url, "tasks": str(path), "lengths": "512"}, None)
     assert not fake.asked
     assert len(words(prompt(1, 200))) > 200
+
+
+def test_questions_cannot_have_the_name_of_a_servers_number(tmp_path, capsys):
+    path = write(tmp_path / "found.jsonl", rows())
+    fake = Fake(limit=4096, says=says_to)
+    with serving(fake) as url:
+        code, _, printed = evaluated(capsys, url, "--tasks", str(path), "--lengths", "1k")
+    assert code == 2
+    assert f"the questions of {path} would be called found, as another number is" in printed
+    assert all(row["input"] not in str(fake.asked) for row in rows())

@@ -36,8 +36,9 @@ def test_the_numbers_of_a_recorded_run_follow_from_its_arrays_and_answers(label)
     metrics = json.loads((RUN / "results.json").read_text("utf-8"))["variants"][label]["metrics"]
     model = replace(run.models[label], numbers=None)
     again = replace(run, models=run.models | {label: model}).values(label)
-    assert list(again) == list(metrics)
-    for name, value in again.items():
+    assert [name for name in again if name in metrics] == list(metrics)
+    for name in metrics:
+        value = again[name]
         assert value.value == pytest.approx(metrics[name]["value"], rel=1e-12), name
         assert value.n == metrics[name]["n"]
 

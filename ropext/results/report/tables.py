@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ropext.base.lengths import length_text
 from ropext.base.table import BLANK, Number, Table, with_rows
-from ropext.results import BASE, EXTENDED, UNTOUCHED
+from ropext.results import BASE, EXTENDED, FOUND, RULER_CONTEXT, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.overlap import marked_name
 from ropext.results.perplexity import LossStatistics, OctaveLoss
@@ -23,7 +23,7 @@ from ropext.results.report.cells import (
     two_digit_point_cell,
     value_cell,
 )
-from ropext.results.retrieval import FOUND, RULERS
+from ropext.results.retrieval import RULERS
 from ropext.results.values import Value
 from ropext.tasks import RULER, THIRTEEN, is_in_words
 
@@ -433,7 +433,7 @@ def retrieval_tables(run: Measurement) -> list[Table]:
         "the context; by RULER's rule: the longest with 85.6 % over all thirteen"
     )
     columns = _task_columns(run, RULER)
-    columns.append(Column("by RULER's rule", "ruler_context", length_cell))
+    columns.append(Column("by RULER's rule", RULER_CONTEXT, length_cell))
     mean = table_of_values("RULER", note, _model_rows(run, questions=True), columns)
     tables.insert(0, mean)
     return tables
