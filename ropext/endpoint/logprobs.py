@@ -52,7 +52,7 @@ def token_id(text: str) -> int | None:
 
 
 def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int = 0) -> list[int]:
-    """Return a prompt of fixed pseudo-random ids for the endpoint of a running server, in which a
+    """Return a prompt with which to ask a running server: fixed pseudo-random token ids, in which a
     block repeats every quarter.
 
     Repetition makes the next token predictable for a model that can look back by position. The ids

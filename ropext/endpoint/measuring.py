@@ -114,8 +114,8 @@ class ServerRun:
     force: bool = False  # answers of another model are replaced
 
     def store(self, label: str) -> Store:
-        """Return the files of one row of a server's answers, in a folder named by all that decides
-        them."""
+        """Return the files for one row of the answers that `eval --endpoint` gets from a running
+        server. Their folder is named by all that decides them."""
         return rundir.variant_store(self.folder, f"{label}-{digest(self.plan.decides)[:16]}")
 
     def stop_if_asked(self, done: int) -> None:
@@ -269,10 +269,10 @@ def _say_dates_of_answers(run: ServerRun, rows: Mapping[str, ServerRow]) -> None
 
 
 def _estimated_time(run: ServerRun, waiting: Sequence[AskedQuestion]) -> str:
-    """Return an estimate of the time for the questions from short prompts to the server. Return ""
-    if they are few.
+    """Return an estimate of the time that a running server will take to answer the questions, from
+    its replies to short prompts. Return "" if the questions are few or a reply is an error.
 
-    A server need not read a text again for its other questions, so the estimate is a range.
+    The server need not read a text again for its other questions, so the estimate is a range.
     """
     total = 0
     longest = dict[str, int]()
@@ -514,7 +514,8 @@ def _measured_models(
 def _write_results(
     run: ServerRun, models: Mapping[str, MeasuredModel], remarks: Sequence[str]
 ) -> None:
-    """Write documents, answers and results of a server, as every evaluation does."""
+    """Write the answers that `eval --endpoint` got from a running server, its documents and its
+    results, with the server's URL, model and limit. The files are named as in every evaluation."""
     plan = run.plan
     endpoint = {
         "url": plan.served.server.root,

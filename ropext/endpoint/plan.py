@@ -165,8 +165,8 @@ def plan_server(options: EndpointOptions, model: str | None, texts: Sequence[str
 
 
 def reading_texts(plan: ServerPlan, texts: ServerTexts) -> ServerPlan:
-    """Return the plan with texts whose losses the server returns. The server of the unscaled model
-    reads them through the short window, if it can."""
+    """Return the plan of `eval --endpoint` with texts; a running server will return their losses.
+    The server of the unscaled model (--plain) reads them through the short window, if it can."""
     assert plan.losses is not None
     base = None
     reason = _no_base_reason(plan)

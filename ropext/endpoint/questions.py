@@ -78,8 +78,8 @@ class WantedQuestions:
 
 
 def room_of(worded: TaskWording) -> int:
-    """Return the number of tokens that a running server may generate for its answer to a question
-    in words."""
+    """Return the limit of generated tokens that a request to a running server sets for the answer:
+    the task's own, but at least 32."""
     return max(worded.room, LEAST_ROOM)
 
 
@@ -227,8 +227,8 @@ def cut(question: Question, count: Count, window: int, api: str) -> Question:
 
 
 def _end_of_text(text: str, length: int) -> str:
-    """Return the last characters of a question's text, at most `length`, from the beginning of a
-    word on."""
+    """Return the end of the text in a prompt for a running server: at most `length` characters,
+    from the beginning of a word on."""
     if length <= 0:
         return ""
     start = len(text) - length
@@ -241,6 +241,6 @@ def _end_of_text(text: str, length: int) -> str:
 
 
 def sentences_of(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the sentences of the user's texts (--haystack text), which surround the needles in the
-    questions in words for a running server."""
+    """Return the sentences of the user's texts that surround the needles in the prompts to a
+    running server (`eval --endpoint --haystack text`)."""
     return tuple(sentence for text in texts for sentence in split_sentences(text))

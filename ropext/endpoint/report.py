@@ -29,8 +29,8 @@ WORDS = {
 
 
 def endpoint_of(run: Measurement) -> JsonObject:
-    """Return the facts that a run kept about the running server, such as its URL and how its
-    prompts are counted."""
+    """Return the facts that `eval --endpoint` kept about the running server that answered it, such
+    as its URL and how its prompts are counted."""
     assert run.facts.endpoint is not None  # a run of a server has it
     return run.facts.endpoint
 
@@ -128,7 +128,8 @@ def _depth_table(run: Measurement) -> Table:
 
 
 def _found_text(cells: Sequence[HeatCell], depth: float, length: int) -> str:
-    """Return how many answers of a running server at a depth and a length are right: `7 of 8`."""
+    """Count the right answers of a running server to the questions at a depth and a length, for a
+    cell: `7 of 8`."""
     count = 0
     right = 0.0
     for cell in cells:
@@ -168,7 +169,8 @@ def _range_text(ends: Sequence[int] | None) -> str:
 
 
 def server_lines(run: Measurement) -> list[str]:
-    """Return the verdicts about a server, and why it did not read some questions."""
+    """Return the lines of `eval --endpoint` about a running server: the verdicts on its answers,
+    and why it did not read some questions."""
     endpoint = endpoint_of(run)
     lines = list[str]()
     for label, name in row_names(run).items():
@@ -200,8 +202,8 @@ def _reach_line(name: str, reached: Mapping[str, Any]) -> str:
 
 
 def write_server_report(run: Measurement) -> None:
-    """Write report.md, report.html and plots/*.png about the answers of a running server into the
-    folder of its run."""
+    """Write report.md, report.html and plots/*.png of `eval --endpoint` into the folder of its run.
+    They tabulate the answers of the running server."""
     assert run.path is not None  # it was kept
     endpoint = endpoint_of(run)
     asked = f"questions in words to {endpoint['url']}, answered greedily"
@@ -217,8 +219,9 @@ def write_server_report(run: Measurement) -> None:
 
 
 def _depth_pictures(run: Measurement) -> Drawn:
-    """Return pictures of a running server's answers, depth by length, over the questions that it
-    read. Return no picture if matplotlib is not installed."""
+    """Return pictures of the answers that `eval --endpoint` got from a running server, depth by
+    length. They leave out questions that the server did not read. Return none if matplotlib is not
+    installed."""
     if find_spec("matplotlib") is None:
         return {}
     models = {

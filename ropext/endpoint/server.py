@@ -66,8 +66,8 @@ class Server:
     pauses: tuple[float, float] = PAUSES
 
     def ask(self, path: str, question: JsonObject | None = None) -> dict[str, Json] | None:
-        """Return the JSON object that a path of the server answers, or None if the server lacks
-        the path or refuses the request."""
+        """Send one HTTP request to a path of the running server (--endpoint), and return the JSON
+        object that it answers. Return None if the server lacks the path or refuses the request."""
         status, body = self.call_patiently(path, question)
         if status >= 400:
             return None

@@ -34,8 +34,8 @@ class ServerMetrics(GateMetrics):
     reads_text: bool = False
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
-        """Return the metrics of a running server's answers at every length: the share of each task,
-        and of all together."""
+        """Return the metrics that `eval --endpoint` counts from a running server's answers at every
+        length: the share of each task, and of all together."""
         tasks = self.options.tasks
         at = list[str]()
         whole = list[str]()
@@ -114,9 +114,9 @@ def _token_range(numbers: Sequence[int]) -> list[int] | None:
 
 
 def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str, Json]:
-    """Return the longest length up to which a running server's answers find at least 90 % of the
-    needles: by the share itself, and by the lower end of its interval. A length with a refused or
-    truncated question is not reached."""
+    """Return up to which length the running server of `eval --endpoint` finds at least 90 % of the
+    needles: by the share itself, and by the lower end of its interval. It does not reach a length
+    at which it refused or truncated a question."""
     by_point = 0
     by_interval = 0
     interval_holds = True
@@ -134,8 +134,8 @@ def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str
 
 
 def deciding_questions() -> int:
-    """Return how many questions to a server, if all are found, put the lower end of the interval at
-    90 %. Wilson's lower end is then n / (n + z²)."""
+    """Return how many questions `eval --endpoint` must ask a running server, so that the lower end
+    of the interval reaches 90 % if it finds all. Wilson's lower end is then n / (n + z²)."""
     z2 = Z95**2
     least = ENOUGH * z2 / (1 - ENOUGH)
     return int(least) + 1

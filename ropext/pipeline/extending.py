@@ -127,7 +127,8 @@ def prepare_extension(
 
 
 def split_extend_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], Writing]:
-    """Split the options of `extend`: those that decide the plan, and the writing."""
+    """Split the given options of a whole command such as `extend` for its steps: the wish, which
+    decides the plan, and the writing."""
     writing = dict[str, Any]()
     wish = dict[str, Any]()
     for name, value in given.items():
@@ -140,8 +141,8 @@ def split_extend_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], Writ
 
 @contextmanager
 def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
-    """If the weights are missing, add to the error the commands that serve the base model
-    extended."""
+    """Run a step of the command `extend`. If it ends because the weights are missing, add to its
+    error the commands that serve the base model extended."""
     try:
         yield
     except NoWeights as error:
@@ -151,7 +152,8 @@ def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
 
 
 def tell_plan_warnings(plan: ExtensionPlan, say: Say) -> ExtensionPlan:
-    """Print the warnings of a plan and return it. Raise an error if an extension does not help."""
+    """Do the step between the planning and the writing of a command such as `extend`: report the
+    plan's warnings, and return the plan. Raise an error if an extension does not help."""
     plan.raise_if_refused()
     for remark in plan.remarks():
         say(remark)
@@ -195,8 +197,8 @@ def output_source_of(snapshot: Snapshot, plan: ExtensionPlan, call: Call) -> Out
         return _table_source(snapshot, plan, growth, card, call)
 
     def prove(directory: Path) -> JsonObject:
-        """Do the verifying step of `extend`. The proof compares the model of transformers with the
-        plan."""
+        """Do the step of the command `extend` that follows its writing, and report that it begins.
+        Compare the model of transformers with the plan."""
         call.hooks.say("verifying: transformers builds the model from the written config")
         own_code = call.trust_remote_code
         return proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
@@ -217,8 +219,9 @@ def _table_source(
     position_tables = growing.find_tables(snapshot, growth.positions)
 
     def prove(directory: Path) -> JsonObject:
-        """Do the verifying step of `extend` for grown tables. Compare the bytes of all other
-        tensors with the base's, then the model that transformers builds with the plan."""
+        """Do the step of the command `extend` that follows its writing of grown tables, and report
+        that it begins. Compare the bytes of all other tensors with the base's, then the model that
+        transformers builds with the plan."""
         call.hooks.say(
             "verifying: the bytes of all other tensors are compared, then transformers loads "
             "the result"
@@ -230,8 +233,8 @@ def _table_source(
         return {**compared, **proved.to_json()}
 
     def write_anew(directory: Path, show: Show) -> list[str]:
-        """Do the writing step of `extend` for files with grown tables. Return notes about tensors
-        that are left out."""
+        """Do the step of the command `extend` that grows the tables in its output. Return the
+        command's notes about tensors that are left out."""
         stale = growing.grow_files(snapshot, directory, growth, position_tables, show)
         why = "left out; transformers builds this buffer itself, at the new length"
         return [f"{name}: {why}" for name in stale]

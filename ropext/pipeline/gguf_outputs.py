@@ -109,7 +109,8 @@ def prepare_gguf_extension(model: str, given: Mapping[str, Any], output: Path | 
 
 
 def asks_for_extension(given: Mapping[str, Any]) -> bool:
-    """Return whether `extend --as directory` extends the GGUF, or only converts it."""
+    """Return whether a call of the command `extend --as directory` does the steps of an extension,
+    or only converts the GGUF."""
     return bool(split_extend_options(given)[0])
 
 
@@ -145,7 +146,8 @@ def _open_under_gguf_name(gguf: GgufFile, place: Path) -> Snapshot:
 
 
 def _plan_with_weights_note(snapshot: Snapshot, gguf: GgufFile, options: Extend) -> ExtensionPlan:
-    """Return the plan of `extend --as directory`, with a note about the weights."""
+    """Do the planning step of the command `extend --as directory`. Return its plan, with a note
+    that the weights are a GGUF's, dequantised to float32."""
     plan = planned(snapshot, gguf.name, options)
     name = gguf.head.path.name
     note = f"the weights are those of {name}, dequantised from {gguf.quantisation} to float32"

@@ -62,7 +62,8 @@ def _opened_folder(folder: Path, manifest: JsonObject) -> Evaluated | Compared |
 
 
 def _record_in(output: Path) -> Record | None:
-    """Read the record of an output; None if there is no record."""
+    """Read the record of an output for `ropext.open`, which returns the finished command's result
+    again; None if there is no record."""
     if output.is_file() and output.suffix == ".gguf":
         return record_in(open_model(output))
     return read_record(output) if output.is_dir() else None

@@ -38,8 +38,8 @@ class Evaluated(Result, Measurement):
 
     @classmethod
     def of(cls, measured: Measurement) -> "Evaluated":
-        """Build the output of `ropext.evaluate` or `ropext.open`. It adds tables and the verdicts
-        of gates to a measurement."""
+        """Build the output that the whole command `ropext.evaluate`, or `ropext.open`, returns to
+        Python: a measurement with tables and the verdicts of its gates."""
         return cls(
             measured.frame,
             measured.models,
@@ -54,11 +54,13 @@ class Evaluated(Result, Measurement):
 
     @worded_for_python
     def judge(self, gates: Sequence[str | Gate]) -> list[Outcome]:
-        """Return the verdicts of other gates on these numbers."""
+        """Return the verdicts of other gates on the numbers in an output of the command
+        `ropext.evaluate`, new or opened."""
         return rundir.judge_gates(self, read_gates(gates))
 
     def raise_if_failed(self) -> None:
-        """Raise GateFailed if a gate failed, or NotMeasured if a gate is not known."""
+        """Raise GateFailed if the output of the command `ropext.evaluate` failed a gate, or
+        NotMeasured if a gate is not known."""
         rundir.raise_if_gates_failed(self.gates)
 
     @property
@@ -88,11 +90,13 @@ class Evaluated(Result, Measurement):
         return self.tables
 
     def to_json(self) -> dict[str, Json]:
-        """Return the output of `ropext.evaluate` as JSON: the content of results.json."""
+        """Return the output of the whole command `ropext.evaluate` as JSON: the content of
+        results.json."""
         return self.results
 
     def _same_documents(self) -> Measurement | None:
-        """Return the output of `ropext.evaluate`. Its models all read the same documents."""
+        """Return the output of the whole command `ropext.evaluate`. Its models all read the same
+        documents."""
         return self
 
 
@@ -236,8 +240,8 @@ class Ran(Result):
 
 
 def measurement_of_result(given: object) -> Measurement | None:
-    """Return the measurement in the output of `ropext.evaluate`, `run` or `open`, or None for
-    another value. Refuse a run without an evaluation."""
+    """Return the measurement in the object that the command `ropext.evaluate`, `run` or `open`
+    returned to Python, or None for another value. Refuse a recipe's run without an evaluation."""
     if not isinstance(given, Ran):
         return given if isinstance(given, Measurement) else None
     if given.evidence.measured is None:

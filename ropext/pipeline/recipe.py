@@ -292,14 +292,15 @@ _LEVELS = SECTIONS | {"": Recipe}
 
 
 def options_by_key(section: str) -> dict[str, str]:
-    """Return the keys of a recipe's section, or of its top level if `section` is empty, each with
-    the name of its option."""
+    """Return the keys that a recipe of `run` may have in a section, or at its top level if
+    `section` is empty, each with the name of its option."""
     kind = _LEVELS.get(section, Options)
     return {info.alias or name: name for name, info in kind.model_fields.items()}
 
 
 def key_role(loc: Loc) -> Role | None:
-    """Return the role of the value of a recipe key; None also if no option has that key."""
+    """Return the role of a value in a YAML recipe of `run` by its section and key; None also if no
+    option has that key."""
     section = "".join(loc[:-1])
     name = options_by_key(section).get(loc[-1])
     return None if name is None else option_role(_LEVELS[section].model_fields[name])

@@ -15,15 +15,16 @@ class RunDigests(Digests):
     """Digests of whole folders, models and data."""
 
     def of_tree(self, directory: Path, but: Collection[str] = ()) -> str | None:
-        """Return the digest of all files in a directory, by name, except `but`. None if it does not
-        exist."""
+        """Return the digest of all files in the checkpoint of a recipe's stage, or in the output of
+        `run`, by name, except `but`. None if the directory does not exist."""
         if not directory.is_dir():
             return None
         names = {file.relative_to(directory).as_posix(): file for file in _files(directory)}
         return digest({name: self.of(file) for name, file in names.items() if name not in but})
 
     def of_model(self, snapshot: Snapshot) -> str:
-        """Return the digest of all files of a checkpoint, independent of its path.
+        """Return the digest of all files of the checkpoint from which the stages of a recipe start,
+        independent of its path.
 
         A commit is not enough: files in the hub's cache may have been edited.
         """

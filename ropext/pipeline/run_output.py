@@ -129,7 +129,8 @@ def check_output_is_free(work: RunContext) -> None:
 
 
 def find_output_list(output: Path) -> Path | None:
-    """Return the run's list of its outputs if that run wrote the output as it is now."""
+    """Return the file in which the run of a recipe lists its outputs, if that run wrote the output
+    as it is now."""
     note = run_folder(output) / STEPS / OWNED
     owned = _read_output_digests(note)
     if owned and RunDigests().of_tree(output) in owned:

@@ -72,8 +72,8 @@ class MemorySource:
         return Output(output, reads=[name_of_loaded(base_model(self.model))])
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
-        """Write the output of `ropext.save`: the weights, the config and the tokenizer. Return the
-        record with their identities and edits."""
+        """Do the writing step of the command `ropext.save`: write the weights, the config and the
+        tokenizer of its output. Return the record with their identities and edits."""
         with library_errors(output):
             base_model(self.model).save_pretrained(stage.directory)
             weights = dict[str, WeightFile]()
@@ -105,8 +105,8 @@ class MemorySource:
 
 
 def _clear_truncation(path: Path) -> None:
-    """Clear the truncation in the output of `ropext.save`. Transformers has just written its
-    tokenizer.json."""
+    """Do a step of the command `ropext.save`: clear the truncation in its output's tokenizer.json,
+    which transformers has just written."""
     span = find_truncation(path)
     assert span is not None, path  # the edit clears it
     capped = path.with_name(f"{path.name}.capped")
@@ -143,8 +143,8 @@ def save(
     _check_finite(model)
 
     def prove(folder: Path) -> JsonObject:
-        """Prove the output of `ropext.save`. Compare the model that transformers builds from it
-        with the patched model's plan."""
+        """Do the step of the command `ropext.save` that follows its writing. Compare the model that
+        transformers builds from the output with the patched model's plan."""
         from ropext.verifying import proof  # late: reading a model proves nothing
 
         own_code = type(live).__module__.startswith("transformers_modules.")  # and it runs already
@@ -175,8 +175,8 @@ def _check_quantised(live: "PreTrainedModel") -> None:
 
 
 def _card_of_saved(plan: ExtensionPlan, is_changed: bool, record: Record, title: str) -> Card:
-    """Return the card that `ropext.save` writes. It states if the weights changed after the
-    extension."""
+    """Return the card in the output of the command `ropext.save`. It states if the weights changed
+    after the extension."""
     card = card_of(plan, record, title)
     if not is_changed:
         return card
@@ -185,8 +185,8 @@ def _card_of_saved(plan: ExtensionPlan, is_changed: bool, record: Record, title:
 
 
 def _check_finite(model: "PreTrainedModel") -> None:
-    """Raise InputError if `ropext.save` gets a weight that is not finite, as after a training that
-    diverged."""
+    """Raise InputError before the command `ropext.save` writes its output, if a weight is not
+    finite, as after a training that diverged."""
     import torch  # late: it takes a second
 
     for name, tensor in model.state_dict().items():

@@ -29,7 +29,8 @@ def plan_server_evaluation(
     gates: Sequence[Gate] = (),
     output: Path | None = None,
 ) -> ServerPlan:
-    """Prepare the command `eval --endpoint`. Ask the server for its model, and plan the questions.
+    """Do the steps of the whole command `eval --endpoint` before its first question: check the
+    options, ask the server for its model, and plan the questions.
 
     Refuse a gate about anything else, and an output over, in or around an input.
     """
@@ -53,16 +54,16 @@ def plan_server_evaluation(
 
 
 def evaluate_server(plan: ServerPlan, output: Path | None, call: Call) -> Measurement:
-    """Do the command `eval --endpoint`. Ask every question that has no answer yet, and write the
-    report."""
+    """Do the whole command `eval --endpoint` after its planning step: ask every question that has
+    no answer yet, and write the report."""
     for line in plan_lines(plan):
         call.hooks.say(line)
     return measure_server(plan, output, call, write_server_report)
 
 
 def _texts_around_needles(options: EndpointOptions) -> tuple[str, ...]:
-    """Do a step of the command `eval --endpoint`. Read the texts of --data that surround its
-    needles."""
+    """Do a step of the whole command `eval --endpoint` before the plan of its questions: read the
+    texts of --data that surround its needles."""
     if options.data is None or options.haystack != "text":
         return ()
     # late: most evaluations of a server need no texts
@@ -79,8 +80,8 @@ def _texts_around_needles(options: EndpointOptions) -> tuple[str, ...]:
 
 
 def _documents_as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> ServerTexts:
-    """Do a step of the command `eval --endpoint`: read the documents for perplexity. An evaluation
-    of a directory would read the same tokens."""
+    """Do a step of the whole command `eval --endpoint` after the plan of its questions: read the
+    documents for perplexity. An evaluation of a directory would read the same tokens."""
     import numpy as np
 
     from ropext.evaluation.corpus import DocumentEncoder, Wanted
@@ -99,8 +100,8 @@ def _documents_as_tokens(options: EndpointOptions, lengths: Sequence[int]) -> Se
 
 
 def _tokenizer_directory(options: EndpointOptions) -> Path:
-    """Return the directory of --tokenizer or --against in `eval --endpoint`. Its tokenizer encodes
-    the command's texts for the perplexity."""
+    """Return the directory of --tokenizer or --against of the whole command `eval --endpoint`. A
+    step of the command encodes its texts with the tokenizer there, for the perplexity."""
     if options.tokenizer is not None:
         return Path(options.tokenizer)
     if options.against is None or Path(options.against).is_file():

@@ -62,15 +62,17 @@ class Step(ABC):
 
     @abstractmethod
     def key(self) -> Flat:
-        """Return everything that decides the step's result, by name."""
+        """Return everything that decides the result of a step of a recipe, such as fit or evaluate,
+        by name."""
 
     @abstractmethod
     def look(self) -> Flat | None:
-        """Return the digests of the step's files; None if one is missing or incomplete."""
+        """Return the digests of the files that a step of a recipe wrote; None if one is missing or
+        incomplete."""
 
     @abstractmethod
     def make(self) -> None:
-        """Do the step."""
+        """Do the step of a recipe, such as fit or evaluate."""
 
     def clear(self) -> None:  # noqa: B027
         """Delete the files that another run of the step left."""
@@ -80,8 +82,8 @@ class Step(ABC):
 
     @cached_property
     def decides(self) -> Flat:
-        """Return the step's key and schema, as its manifest has them: computed once, since the key
-        may need all weights and documents."""
+        """Return the key and schema of a recipe's step, as its manifest has them: computed once,
+        since the key may need all weights and documents."""
         return {SCHEMA: self.schema, **self.key()}
 
     def finished_files(self) -> Flat | None:
@@ -99,9 +101,9 @@ class Step(ABC):
         return seen if manifest.get(guard.FILES, seen) == seen else None
 
     def do_once(self, say: Say = no_messages, again: bool = False) -> bool:
-        """Do the step if it was not done, or if the user asked for it `again`; return whether it
-        was done now. Of several processes only the first computes the key, decides and writes; the
-        others wait for it."""
+        """Do the step of a recipe if it was not done, or if the user asked for it `again`. Return
+        whether it was done now. Of several processes only the first computes the key, decides and
+        writes; the others wait for it."""
         done = None
         if is_main() and not again:
             done = self.finished_files()
@@ -127,8 +129,8 @@ class Step(ABC):
         return differences(manifest["decides"], self.decides)
 
     def _newer_libraries(self) -> str:
-        """Return which libraries changed since the step was done; ropext prints this, and does not
-        repeat the step for it."""
+        """Return which libraries changed since a recipe's step, such as fit, was done; ropext
+        prints this, and does not repeat the step for it."""
         then = (_step_manifest(self.run_folder, self.name) or {}).get(VERSIONS, {})
         now = versions()
         other = list[str]()
@@ -171,11 +173,13 @@ class Step(ABC):
         return "again, what it wrote is gone or was edited"
 
     def _write_manifest(self, files: Flat | None) -> None:
-        """Write the manifest of the step into its folder, with its files if it has finished."""
+        """Write the manifest of a recipe's step into its folder, with its files if it has
+        finished."""
         write_manifest(_step_folder(self.run_folder, self.name), self._manifest(files))
 
     def _manifest(self, files: Flat | None) -> Flat:
-        """Return the content of the step's manifest; `files` is None until it has finished."""
+        """Return the manifest of a recipe's step, such as fit or evaluate; `files` is None until
+        the step has finished."""
         manifest = {"command": _command_of(self.name), "decides": self.decides}
         manifest[VERSIONS] = versions()
         if files is not None:
@@ -189,7 +193,7 @@ def _step_folder(run: Path, name: str) -> Path:
 
 
 def _command_of(step: str) -> str:
-    """Return the command that a step's manifest records."""
+    """Return the command that the manifest of a recipe's step records, such as `fit of a run`."""
     return f"{step} of a run"
 
 
@@ -248,8 +252,8 @@ def section_key(name: str, options: Options | None, digests: RunDigests, *words:
 
 
 def resumable_run(output: Path) -> AbstractContextManager[None]:
-    """Return a context for the stages of `run`. After an interrupt it prints the folder of the
-    finished ones."""
+    """Return a context in which `run` does the stages of a recipe. After an interrupt its error
+    names the folder of the finished ones."""
     folder = run_folder(output)
     remains = f"finished stages are kept in {folder}; run the same command to resume"
     return kept_after_interrupt(remains, partial(has_finished_step, folder))
