@@ -31,7 +31,7 @@ class RunDigests(Digests):
         return self.of_files(snapshot, snapshot.files)
 
     def of_data(self, source: str) -> str:
-        """Return the digest of document files, or the name of a dataset."""
+        """Return the digest of the document files that a recipe names, or the name of a dataset."""
         path = bundled.find_bundled(source, "data") or Path(source)
         if path.is_file():
             return self.of(path)

@@ -75,10 +75,10 @@ class Step(ABC):
         """Do the step of a recipe, such as fit or evaluate."""
 
     def clear(self) -> None:  # noqa: B027
-        """Delete the files that another run of the step left."""
+        """Delete the files that another run of the recipe's step left."""
 
     def tidy(self) -> None:  # noqa: B027
-        """Delete the files that a kill left next to a complete output of the step."""
+        """Delete the files that a kill left next to a complete output of a recipe's step."""
 
     @cached_property
     def decides(self) -> Flat:
@@ -142,12 +142,13 @@ class Step(ABC):
         return f" ({', '.join(other)}; to repeat it: --from {self.name})"
 
     def _is_half_done(self) -> bool:
-        """Return whether this very step has begun and not finished."""
+        """Return whether this very step of a recipe has begun and not finished."""
         manifest = _step_manifest(self.run_folder, self.name)
         return manifest is not None and guard.FILES not in manifest and not self._changed(manifest)
 
     def _begin(self, is_asked: bool, say: Say) -> None:
-        """Clear the files of another run of the step away, and note that this one has begun."""
+        """Clear the files of another run of the recipe's step away, and note that this one has
+        begun."""
         begun = self._manifest(None)  # it reads the inputs: a change after this line is noticed
         folder = _step_folder(self.run_folder, self.name)
         with os_errors(folder):
@@ -159,7 +160,8 @@ class Step(ABC):
             write_manifest(folder, begun)
 
     def _why(self, is_asked: bool) -> str:
-        """Return why the step is done: it begins, the user asked for it, or something changed."""
+        """Return why a recipe's step is done: it begins, the user asked for it, or something
+        changed."""
         manifest = _step_manifest(self.run_folder, self.name)
         if manifest is None:
             return "begins"
@@ -188,7 +190,7 @@ class Step(ABC):
 
 
 def _step_folder(run: Path, name: str) -> Path:
-    """Return the folder of a step inside the folder of its run."""
+    """Return the folder of a recipe's step inside the folder of its run."""
     return run / STEPS / name
 
 
@@ -225,7 +227,8 @@ def step_record(run: Path, name: str) -> StepRecord | None:
 
 
 def has_finished_step(run: Path) -> bool:
-    """Return whether the run keeps a result that need not be computed again."""
+    """Return whether the run keeps the result of a recipe's step, which need not be computed
+    again."""
     for folder in (run / STEPS).glob("*"):
         record = step_record(run, folder.name)
         if record is not None and record.outputs is not None:
@@ -234,7 +237,7 @@ def has_finished_step(run: Path) -> bool:
 
 
 def section_key(name: str, options: Options | None, digests: RunDigests, *words: str) -> Flat:
-    """Return the options of a section that decide its result, by dotted key.
+    """Return the options of a recipe's section that decide its result, by dotted key.
 
     Without `words` these are numbers and files. If an option names documents or files of questions,
     their digests decide.
@@ -268,7 +271,7 @@ class Stage(Step):
 
     @property
     def starts_from(self) -> tuple[str, ...]:
-        """Return the stages whose checkpoints decide this one.
+        """Return the stages of a recipe whose checkpoints decide this one.
 
         If one of them is done again, this stage is too.
         """
