@@ -93,9 +93,10 @@ def _list(names: Collection[object]) -> str:
 
 
 def find_gguf(name: str) -> Path | None:
-    """Find the GGUF that a model's name means. It is ollama:NAME, a path, a directory with one
-    GGUF, or a short name in LM Studio's folder. The first bytes tell if a path has no suffix.
-    Return None if the name means something else."""
+    """Return the GGUF that the short name of another program's model means in any command:
+    ollama:NAME, or NAME.gguf in LM Studio's folder. A path of a GGUF means itself, and a directory
+    its one GGUF. The first bytes tell if a path has no suffix. Return None if the name means
+    something else."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "model")
     path = Path(os.path.expanduser(name))
@@ -128,7 +129,8 @@ def find_gguf(name: str) -> Path | None:
 
 
 def _begins_as_gguf(path: Path) -> bool:
-    """Return whether a path given as MODEL leads to a file with the first bytes of a GGUF."""
+    """Return whether a name that any command takes for a model means a GGUF: it is the path of a
+    file with the first bytes of one."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
@@ -137,8 +139,8 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def find_projector(name: str, path: Path) -> Path | None:
-    """Find the file that encodes images or sound for the GGUF that a name means. It is in the same
-    folder, or among Ollama's blobs."""
+    """Return the path that the short name of another program's model means for its encoder of
+    images or sound. It is among Ollama's blobs, or in the folder of the GGUF."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "projector")
     return min(path.parent.glob("mmproj*.gguf"), default=None)

@@ -176,9 +176,9 @@ def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
 
 
 def states(directory: Path, known: Mapping[str, str] = {}) -> dict[str, State]:
-    """Return the digest, or other `state`, of every file below a directory except ropext.json. Do
-    not read a file in `known`, unless it is ropext's log: the log's digest differs from run to
-    run."""
+    """Return the marks by which any command later notices edits in an output: the digest, or other
+    `state`, of each file below it except ropext.json. Do not read a file in `known`, unless it is
+    ropext's log: the log's digest differs from run to run."""
     found = dict[str, State]()
     for name in listing(directory):
         if name == RECORD:
@@ -339,13 +339,15 @@ def is_signed(path: Path) -> bool:
 
 
 def signed_log(lines: bytes) -> bytes:
-    """Return the lines of used.log, and a last one with their SHA-256."""
+    """Return the lines of used.log, a file of an output that differs from run to run. Add a line
+    with their SHA-256, by which ropext knows the file as its own."""
     last = json.dumps({"sha256": hashlib.sha256(lines).hexdigest()})
     return lines + last.encode() + b"\n"
 
 
 def is_signed_log(path: Path) -> bool:
-    """Return whether the last line of used.log holds the SHA-256 of the lines before it."""
+    """Return whether an output's used.log is as ropext wrote it: its last line holds the SHA-256 of
+    the lines before it."""
     if path.is_symlink():
         return False
     with suppress(InputError, OSError), open(open_regular(path), "rb") as stream:

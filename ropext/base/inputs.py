@@ -99,8 +99,9 @@ LONGEST_NAME = 255  # bytes, on the file systems of all three systems
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """Return the user's argument MODEL of a command or call as a text. Refuse anything that is no
-    text or path, such as a model in memory."""
+    """Check the path or hub id that a user gives any command or Python call as MODEL, and return it
+    as a text. Refuse an empty one, and anything that is no text or path, such as a model in
+    memory."""
     if model == "":
         raise UsageError("the name of the model is empty; give its directory, file or hub id")
     if isinstance(model, str | os.PathLike):
@@ -114,7 +115,7 @@ def model_name(model: str | os.PathLike[str]) -> str:
 
 
 def inner_model_argument(model: object) -> str:
-    """Return, for a user's error, the expression for the model inside torch's wrapper:
+    """Return the expression by which any error's sentence names the model inside torch's wrapper:
     `model._orig_mod` (torch.compile) or `model.module` (DataParallel). Return "" without a
     wrapper."""
     for name in ("_orig_mod", "module"):

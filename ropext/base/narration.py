@@ -289,7 +289,8 @@ def kept_after_interrupt(
 
 @contextmanager
 def pausing(say: Say, show: Show = no_progress) -> Iterator[Show]:
-    """Yield a `Show` that raises KeyboardInterrupt after the document in hand if Ctrl-C came."""
+    """Yield a `Show` that reports the progress of any long work, and stops it if Ctrl-C came: it
+    raises KeyboardInterrupt after the document in hand."""
     sentence = "stopping after the current document (Ctrl-C again ends at once)"
     with interruptible(say, sentence) as stopping:
 

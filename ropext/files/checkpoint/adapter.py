@@ -57,8 +57,8 @@ class Lora(BaseModel):
 
 
 def read_lora(adapter: str | Path) -> dict[str, Json]:
-    """Return the arguments of peft.LoraConfig from an adapter's adapter_config.json. Raise
-    InputError if the adapter is not a plain LoRA in safetensors."""
+    """Open the adapter_config.json in an adapter's directory on the disk, and return the arguments
+    of peft.LoraConfig. Raise InputError if the adapter is not a plain LoRA in safetensors."""
     directory = Path(adapter)
     check_links(directory)
     if not (directory / WEIGHTS).is_file():

@@ -63,8 +63,9 @@ class Figure:
     dataset_id: str | None = None  # on the hub
 
     def result(self) -> "EvalResult":
-        """Return the number as huggingface_hub's EvalResult, for the model card's front matter. A
-        dataset that is not on the hub gets an identifier made of its name."""
+        """Return a measured number as `push` uploads it in the front matter of README.md, the model
+        card: as huggingface_hub's EvalResult. A dataset that is not on the hub gets an identifier
+        made of its name."""
         from huggingface_hub import EvalResult
 
         slug = re.sub(r"[^a-z0-9]+", "-", self.dataset.lower()).strip("-") or "text"
@@ -106,7 +107,8 @@ def code_block(text: str, language: str = "") -> str:
 
 
 def _numbered(tables: Iterable[Table]) -> list[str]:
-    """Return the model card's tables of numbers as Markdown, each under its title and its note."""
+    """Return the tables of numbers in README.md, the model card next to a checkpoint's weights, as
+    Markdown. Each is under its title and its note."""
     parts = []
     for table in tables:
         caption = f"{table.title}. {table.note}." if table.note else table.title

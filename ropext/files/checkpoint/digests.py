@@ -165,7 +165,8 @@ def _has_same_content(snapshot: Snapshot, name: str) -> bool:
 
 
 def adapter_digest(adapter: str) -> str:
-    """Return the SHA-256 of the files in an adapter's folder, each with its name."""
+    """Open the safetensors and JSON files in an adapter's folder on the disk, and return one
+    SHA-256 of their names and contents."""
     hashed = hashlib.sha256()
     for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
         if name.endswith((".safetensors", ".json")):

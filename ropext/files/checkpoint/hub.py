@@ -62,8 +62,8 @@ def names(repo: str, revision: str | None) -> list[str]:
 
 
 def is_out_of_reach(dataset: str, revision: str | None) -> bool:
-    """Return True if the hub of checkpoints and datasets cannot be reached. Make one request for
-    the dataset. `datasets` would retry."""
+    """Return True if huggingface_hub cannot reach the hub, to which ropext also pushes checkpoints.
+    Make one request for the dataset. `datasets` would retry."""
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE:

@@ -243,8 +243,8 @@ def history(record: Record) -> str:
 
 
 def edits_of(link: JsonObject) -> tuple[Edit, ...]:
-    """Return the edits that a record, a link of its lineage or the JSON of a plan lists, of
-    config.json and of other files."""
+    """Parse the list `edits` of a checkpoint's ropext.json, with its edits of config.json and other
+    files. A link of its lineage and the JSON of a plan have the same list."""
     return tuple(Edit.from_json(entry) for entry in link["edits"])
 
 

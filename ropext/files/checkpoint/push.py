@@ -199,8 +199,8 @@ def push(
     bars: bool = False,
     hooks: Hooks = SILENT,
 ) -> Pushed:
-    """Upload a finished output of ropext to the hub, and save the uploaded card in the directory
-    too.
+    """Push the files of a written checkpoint to the hub, and write the uploaded model card into its
+    directory too.
 
     `hooks.stop` is called between files; with `bars`, huggingface_hub shows its own progress bars.
     """

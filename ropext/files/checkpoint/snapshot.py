@@ -386,8 +386,8 @@ class Snapshot(Inventory):
 
 
 def short_name(name: str, hub_id: str | None) -> str:
-    """Return the name of a checkpoint or a GGUF file for a model card or a report, which shows no
-    place on the disk."""
+    """Return the name of a checkpoint's directory or a GGUF file without its place on the disk, or
+    its hub id. A model card or a report shows it."""
     if hub_id or name in bundled.MODELS or name.startswith(bundled.OLLAMA):
         return hub_id or name
     path = Path(os.path.expanduser(name))

@@ -59,8 +59,8 @@ def _member() -> re.Pattern[bytes]:
 def length_edits(
     snapshot: Snapshot, context: int, target: int
 ) -> tuple[tuple[Edit, ...], tuple[str, ...]]:
-    """Return (edits, notes on limits left alone) for the files next to config.json; after = None
-    clears a value.
+    """Open tokenizer.json, and return (edits, notes on limits left alone) for it and other files
+    next to a checkpoint's config.json; after = None clears a value.
 
     A tokenizer's limit below the target is raised; a missing or huge limit stays. A stored
     truncation below the target is cleared. A limit on generation or on sentence embeddings below

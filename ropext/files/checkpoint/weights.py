@@ -173,7 +173,8 @@ def quantised_row(data: bytes, kind: int) -> "Rows | None":
 
 
 def content_digest(path: Path, show: Show = no_progress, parts: Parts | None = None) -> str:
-    """Return the SHA-256 of a weight file, or of these parts of it, read in chunks."""
+    """Open a checkpoint's file or a GGUF, and return the SHA-256 of its bytes or of these parts of
+    it. Read it in chunks."""
     digest = hashlib.sha256()
     for chunk in _chunks(path, f"hashing {path.name}", show, parts):
         digest.update(chunk)
@@ -181,8 +182,8 @@ def content_digest(path: Path, show: Show = no_progress, parts: Parts | None = N
 
 
 def _chunks(path: Path, what: str, show: Show, parts: Parts | None = None) -> Iterator[bytes]:
-    """Yield the bytes of a weight file or of parts of it, CHUNK bytes at a time, and show the
-    progress."""
+    """Open a safetensors file or a GGUF, and yield its bytes or parts of them, CHUNK bytes at a
+    time. Show the progress."""
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         for done, end in ((0, size),) if parts is None else parts:
@@ -249,8 +250,8 @@ def compare_weights(
     deep: bool = False,
     show: Show = no_progress,
 ) -> tuple[Finding, ...]:
-    """Return for each safetensors file of a checkpoint whether it is as the base's own file, or as
-    ropext.json lists it.
+    """Open each safetensors file in a checkpoint's directory, and return whether it is as the
+    base's own file, or as ropext.json lists it.
 
     The comparison is by size and header; with `deep`, by every byte. Against a record, `deep` uses
     the recorded SHA-256, or the SHA-256 that names the file in the hub's cache. If there is

@@ -90,8 +90,8 @@ class OutputSource(Protocol):
         from the plan."""
 
     def finish(self, stage: Staged, record: Record, output: Path) -> Record:
-        """Write the files that describe a checkpoint and its proof, such as ropext.json. Return the
-        final record."""
+        """Write the last files into an extended checkpoint: README.md, and ropext.json with the
+        proof. Return the final record, which a GGUF file already holds."""
 
 
 def write(source: OutputSource, output: Path, record: Record, manner: WriteOptions) -> Written:

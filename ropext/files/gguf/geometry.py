@@ -275,13 +275,14 @@ def _scaling(
 
 
 def _original(head: GgufHeader, row: Architecture) -> int | None:
-    """Return the original context in a GGUF's header, or None if it has none."""
+    """Read the key of the original context from the header of a GGUF file on the disk. Return None
+    if it has none."""
     return head.whole(f"{row.name}.rope.scaling.original_context_length", 0) or None
 
 
 def known_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
-    """Return a number in a GGUF's header under llama.cpp's name, or under the name of Ollama's
-    converter."""
+    """Read a number from the header of a GGUF file on the disk, under llama.cpp's name, or under
+    the name of Ollama's converter."""
     value = head.decimal(f"{row.name}.{key}")
     older = older_names(row.name).get(key)
     if value is None and older:

@@ -128,8 +128,8 @@ class FileCarrier(GgufCarrier):
         return len(self.file.parts) > 1
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
-        """Return how each engine reads the opened GGUF file's keys. Ollama does not load a split
-        file."""
+        """Return how each engine reads the keys of a GGUF that was opened from one file or several
+        on the disk. Ollama does not load a split file."""
         readings = super().readings(site, target)
         if not self.is_split:
             return readings
@@ -164,16 +164,17 @@ class FileCarrier(GgufCarrier):
         )
 
     def misread(self, name: str, site: RopeSite) -> str:
-        """Return why Ollama cannot load a GGUF that is split into files on the disk, or an empty
-        text."""
+        """Return why Ollama cannot load the opened GGUF: its parts are several files on the disk.
+        Return an empty text for one file, and for other programs."""
         return f"ollama: {NO_PARTS}" if self.is_split and name.startswith("ollama") else ""
 
     def copy_name(self, name: str) -> str:
-        """Return the name of the opened GGUF file, which its copy keeps."""
+        """Return the file name on the disk of the GGUF that was opened, which its copy in a
+        directory keeps."""
         return self.file.file_name
 
     def place_of(self, name: str) -> str:
-        """Return the folder of the opened GGUF file on the disk."""
+        """Return the folder on the disk from which the GGUF file was opened."""
         return str(self.file.directory)
 
     def edits(
@@ -195,8 +196,8 @@ class FileCarrier(GgufCarrier):
 
 
 def close(a: tuple[float, ...], b: list[float]) -> bool:
-    """Return whether two rows of numbers of a GGUF are equal within the rounding of float32: rope
-    factors, or norms of --like."""
+    """Return whether a row of numbers read from a GGUF file equals another within the rounding of
+    float32. They are rope factors to write, or norms for --like."""
     if len(a) != len(b):
         return False
     return all(abs(x - y) <= STORED * max(1.0, abs(y)) for x, y in zip(a, b, strict=True))

@@ -72,8 +72,9 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
 
 
 def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
-    """Return the request by the method in ropext.json of --like DIR if that gives the same
-    spectrum, else None. Some GGUF architectures can store it only in that method's own form."""
+    """Return the request for a GGUF file by the method read from ropext.json of --like DIR, or None
+    if that gives another spectrum. Some GGUF architectures can store it only in that method's own
+    form."""
     if record.method not in scaling.METHODS or record.method == "longrope":
         return None
     knobs = {key: value for key, value in record.knobs.items() if key in KNOBS}

@@ -30,6 +30,7 @@ class Modelfile:
     """The commands of a Modelfile, and notes on settings that it cannot hold."""
 
     def __init__(self, name: str) -> None:
+        """Begin the Modelfile that ropext writes next to a GGUF file, without commands or notes."""
         self.name = name  # the original's name
         self.commands: list[str] = []
         self.notes: list[str] = []

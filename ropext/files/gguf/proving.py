@@ -96,8 +96,9 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
 def prove_file(
     target: Path, base: GgufFile, wanted: Spectrum, length: int, changed: Collection[str]
 ) -> JsonObject:
-    """Read a written GGUF file back. Raise ProofFailed if its spectrum, its length or its tensors
-    differ. A key of the base may differ only if it is in `changed`."""
+    """Open a GGUF file right after it was written, and read it back. Raise ProofFailed if its
+    spectrum, its length or its tensors differ. A key of the base may differ only if it is in
+    `changed`."""
     try:
         written = open_gguf(str(target))
     except InputError as error:

@@ -54,7 +54,8 @@ def _yarn(rope: GgufRope, dim: int) -> dict[str, Json]:
 
 
 def _llama3(rope: GgufRope, dim: int) -> dict[str, Json] | None:
-    """Return Llama 3.1's rope dict if the divisors fit it, else None.
+    """Convert the rope factors read from a GGUF file to Llama 3.1's rope dict, or return None if
+    they do not fit it.
 
     Its slowest pair is divided by the whole factor. A pair in its ramp gives the original length,
     with low 1 and high 4 as all releases have.

@@ -124,7 +124,7 @@ class FileSource:
 
 
 def _is_file(output: Path) -> bool:
-    """Return True if an output of this name is one file, not a directory."""
+    """Return True if a GGUF output of this name is written as one file, not as a directory."""
     return output.suffix.lower() == ".gguf"
 
 

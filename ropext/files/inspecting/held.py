@@ -45,7 +45,8 @@ def in_memory_snapshot(given: object, *, before_patch: bool = False) -> Snapshot
 
 
 def _config_held(given: object, before_patch: bool) -> JsonObject:
-    """Return the config of an object in Python as a checkpoint's config.json would hold it."""
+    """Return a config that Python holds as if ropext had opened a checkpoint's config.json on the
+    disk, to inspect it."""
     if isinstance(given, Mapping):
         try:
             config: JsonObject = json.loads(json.dumps(given))

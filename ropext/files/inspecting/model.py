@@ -207,9 +207,9 @@ def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
 
 
 def with_untrained_results(made: Plan) -> Plan:
-    """Return the plan for an opened checkpoint, with the measured results of such a scaling if no
-    training follows. They are a fact, or from 4 times the context on the warning [far]. The plan
-    recommends nothing if `extend` refuses it."""
+    """Add to the plan of an inspected checkpoint or GGUF file the measured results of such a
+    scaling if no training follows. They are a fact, or from 4 times the context on the warning
+    [far]. The plan recommends nothing if `extend` refuses it."""
     warning = far(made)
     if not warning:
         return replace(made, measured=untrained_results(made))
@@ -227,7 +227,8 @@ def plan_config(
     name: str = "MODEL",
     fold: FoldOptions | None = None,
 ) -> ExtensionPlan:
-    """Inspect the config of a model in memory, and return the plan by its position scheme."""
+    """Inspect the config of a model in memory like a checkpoint's config.json, and return the plan
+    by its position scheme."""
     if recipe.method == self_extend.NAME:
         return make_folded_plan(config, recipe, name, fold or FoldOptions())
     if fold is not None:
@@ -286,8 +287,9 @@ def _untrained_since(snapshot: Snapshot, record: Record, request: Extend, made: 
 
 
 def _in_one_step(snapshot: Snapshot, record: Record, request: Extend, made: Plan) -> Plan:
-    """Return the plan that reaches as far in one step from before the recorded extensions. It has
-    the request's own method and options if these can do it."""
+    """Inspect the ropext.json of an opened checkpoint, and return the plan that reaches as far in
+    one step from before its extensions. It has the request's own method and options if these can do
+    it."""
     wish = request.changed(from_original=True, factor=None, target=made.target)
     try:
         anew = _from_record(snapshot, record, wish, made.name)
@@ -315,7 +317,8 @@ def _fewer_trained(record: Record, made: Plan) -> int | None:
 
 
 def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:
-    """Return the plan from the base before every recorded extension."""
+    """Inspect the ropext.json of an opened checkpoint, and return the plan from the base before
+    every extension in it."""
     links = provenance.lineage(record)
     first = links[-1]
     origin = first["base"]["config"]
@@ -338,7 +341,8 @@ def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str)
 
 
 def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str]:
-    """Yield the warning that a model was scaled before, or may have been."""
+    """Inspect the ropext.json or config.json of an opened checkpoint, and yield the warning that it
+    was scaled before, or may have been."""
     rope = model.scaled_sites[0].rope
     kind = model.scaled_sites[0].params["rope_type"]
     first = f"{kind} (its config)" if rope.is_scaled else ""

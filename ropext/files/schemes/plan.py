@@ -29,7 +29,8 @@ SAME_WEIGHTS = "The weights are those of the base."
 def make_table_plan(
     config: Mapping[str, Any], recipe: Extend, name: str = "MODEL", *, in_memory: bool = False
 ) -> ExtensionPlan:
-    """Build the plan for a model that does not rotate: learned tables, buckets or slopes.
+    """Inspect the learned table, buckets or slopes of a checkpoint that does not rotate, and build
+    the plan to grow them.
 
     Raise if no config can carry the extension, except for ALiBi in a model `in_memory`.
     """
@@ -88,8 +89,8 @@ def _compare_methods(chosen: Growth) -> Table:
 
 
 def _check_options(recipe: Extend, positions: Positions) -> Positions:
-    """Return the positions of a model that does not rotate. For ALiBi, set the context that the
-    user gives. Raise UsageError if an option is for rotary embeddings."""
+    """Return the learned table, buckets or slopes of a checkpoint that does not rotate. For ALiBi,
+    set the context that the user gives. Raise UsageError if an option is for rotary embeddings."""
     rotary = ("original_context", "attention_factor", "temperature", "like", *KNOBS)
     if positions.kind == "alibi":
         positions = replace(positions, context=recipe.context or positions.context)
@@ -109,7 +110,8 @@ def _check_options(recipe: Extend, positions: Positions) -> Positions:
 
 
 def lengthened(config: Mapping[str, Any], positions: Positions, target: int) -> dict[str, Any]:
-    """Return the config of a model that does not rotate, with the target in its length key.
+    """Return the config.json of a checkpoint with a learned table, buckets or slopes: its length
+    key holds the target.
 
     A second key that held the old length gets the target, too.
     """

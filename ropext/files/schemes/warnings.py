@@ -9,14 +9,14 @@ from ropext.scaling.tables import METHODS, Growth, alike
 
 
 def short_tax(growth: Growth) -> str:
-    """Return the warning about the short tax of the method for learned tables, buckets or
-    slopes."""
+    """Return the warning about the short tax of the method that grows a checkpoint's learned table
+    or buckets, or slopes in memory."""
     return f"[short-tax] short tax of {growth.method}: {METHODS[growth.method].short_tax}"
 
 
 def rows(growth: Growth) -> str:
-    """Return the warning that the method linear keeps few old rows of a learned table. Return "" if
-    the target is a multiple of the context."""
+    """Return the warning that the grown table in a written checkpoint has few old rows, by the
+    method linear. Return "" if the target is a multiple of the context."""
     context = growth.positions.context
     if growth.method != "linear" or not growth.target % context:
         return ""
@@ -27,7 +27,8 @@ def rows(growth: Growth) -> str:
 
 
 def windowed(growth: Growth) -> str:
-    """Return the warning that the attention windows of a model with a learned table do not grow."""
+    """Return the warning that the attention windows of a checkpoint do not grow with the learned
+    table in its weight file."""
     if growth.positions.text_type not in ("longformer", "led", "big_bird", "bigbird_pegasus"):
         return ""
     return (
@@ -36,8 +37,8 @@ def windowed(growth: Growth) -> str:
 
 
 def look_alike(growth: Growth) -> str:
-    """Return the warning about the distance from which all tokens look alike. It is for buckets and
-    relative positions."""
+    """Return the warning about the distance from which all tokens look alike to a checkpoint with
+    buckets or relative positions, which does not rotate."""
     positions = growth.positions
     if positions.kind == "alibi" or positions.tensors:
         return ""
@@ -47,8 +48,8 @@ def look_alike(growth: Growth) -> str:
 
 
 def local_encoder(growth: Growth) -> str:
-    """Return the warning that the local encoder of LongT5 does not reach further. LongT5 has
-    buckets and does not rotate."""
+    """Return the warning that the local encoder of a LongT5 checkpoint, which has buckets and does
+    not rotate, reaches no further."""
     if growth.positions.text_type != "longt5":
         return ""
     return (
@@ -58,8 +59,8 @@ def local_encoder(growth: Growth) -> str:
 
 
 def untrained(growth: Growth) -> str:
-    """Return the warning that the new rows of a learned table, or new relative distances, were
-    never trained."""
+    """Return the warning that the new rows of a learned table in a written checkpoint, or new
+    relative distances, were never trained."""
     if growth.positions.kind == "alibi":
         return ""
     what = "distances"
@@ -83,6 +84,6 @@ TABLES: tuple[Callable[[Growth], str], ...] = (
 
 
 def table_warnings(growth: Growth) -> tuple[str, ...]:
-    """Return the warnings of a plan for a model that does not rotate: learned tables, buckets or
-    slopes."""
+    """Return the warnings about growing the learned table or buckets of a checkpoint that does not
+    rotate, or slopes in memory."""
     return tuple(filter(None, (warning(growth) for warning in TABLES)))
