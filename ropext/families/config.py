@@ -270,7 +270,8 @@ def flat(value: Any) -> Iterator[Any]:
 
 
 def check_built(config: Dict) -> None:
-    """Raise if a size would fill memory or time when the model is built for its proof."""
+    """Raise InputError if a config key states a size with which transformers would fill memory or
+    time to build the model."""
     for part, key, value in entries(config):
         for kind, most in MOST_BUILT.items():
             if not kind.search(str(key)):
@@ -378,8 +379,8 @@ ARCHITECTURE = "architecture"  # timm loads a folder or a repository if the name
 
 
 def check_foreign_parts(config: JsonObject, where: str) -> None:
-    """Raise InputError if a config key makes transformers load code or files that do not belong to
-    the checkpoint."""
+    """Raise InputError if transformers reads a config key as a request for code or files that do
+    not belong to the checkpoint."""
     for part, key, value in entries(Dict(config)):
         if IMPLEMENTATION.fullmatch(key):
             _check_implementation(value, f"{where}: {part.name(key)}")
@@ -396,9 +397,9 @@ def check_foreign_parts(config: JsonObject, where: str) -> None:
 
 
 def _check_implementation(value: Json, key: str) -> None:
-    """Raise InputError if a config key names an implementation of attention or experts that is
-    neither transformers' own nor a kernel of kernels-community. The value is a name, or a dict of
-    names by part."""
+    """Raise InputError if transformers reads a config key as an implementation of attention or
+    experts that is neither its own nor a kernel of kernels-community. The value is a name, or a
+    dict of names by part."""
     names = value.values() if isinstance(value, dict) else [value]
     for name in names:
         if not isinstance(name, str) or STOCK_NAMES.fullmatch(name) or TRUSTED_KERNEL.match(name):

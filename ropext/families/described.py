@@ -92,8 +92,9 @@ def _shape_of_config(config: JsonObject) -> str:
 
 
 def _without_written(value: Json) -> Json:
-    """Return a config, at any depth, without rope dicts, theta, lengths and the other keys that an
-    extension writes. A rope key that may stop layers stays."""
+    """Return a config without the keys that change no fact about its model type. They are, at any
+    depth, rope dicts, theta, lengths and the others that an extension writes. A rope key that may
+    stop layers stays."""
     if isinstance(value, list):
         return [_without_written(item) for item in value]
     if not isinstance(value, Mapping):

@@ -44,9 +44,9 @@ class CacheLayer(NamedTuple):
     is_latent: bool = False  # one vector for all heads, from which keys and values are made
 
     def kept(self, tokens: int, step: int = 1, beside: int = 0) -> int:
-        """Return how many numbers a layer of these config sizes keeps in the KV cache for so many
-        tokens. The engine's cache grows by `step` tokens. A windowed layer keeps `beside` tokens
-        more than its window."""
+        """Return how many numbers a layer keeps in the KV cache for so many tokens, by the sizes
+        that its config's keys state. The engine's cache grows by `step` tokens. A windowed layer
+        keeps `beside` tokens more than its window."""
         cells = -(-tokens // step) * step
         if self.window:
             cells = min(cells, -(-(self.window + beside) // step) * step)
@@ -300,7 +300,8 @@ def is_windowed(layer_type: str) -> bool:
 
 
 def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
-    """Return the KV cache of every layer that a config describes; None if a size is not known."""
+    """Return every layer's sizes in the KV cache, as the config keys of its model family state
+    them; None if one is not known."""
     sizes = text.sizes
     out = list[CacheLayer]()
     layers = sizes.layers or 0
@@ -324,8 +325,9 @@ def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
 
 
 def _cache_layer(text: TextConfig, index: int, kind: str) -> CacheLayer | None:
-    """Return the KV cache of a config's layer of this kind; None if a size is not known. If keys
-    and values are one vector (DeepSeek V4), it is kept once."""
+    """Return a layer's sizes in the KV cache, as its model family's config keys or transformers'
+    own module state them. Return None if one is not known. If keys and values are one vector
+    (DeepSeek V4), it is kept once."""
     row = text.row
     label = next((one for one in row.labels if kind in one.kinds), None)
     # Latent attention (MLA) keeps one compressed vector and one rotary key for all heads.

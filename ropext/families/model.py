@@ -93,8 +93,8 @@ class Model:
     def kv_bytes(
         self, tokens: int, bytes_per_value: int = 2, *, step: int = 1, beside: int = 0
     ) -> int | None:
-        """Return the bytes of the model's KV cache for a sequence of `tokens`; None if they are not
-        known.
+        """Return the bytes of the KV cache that a config's sizes mean for a sequence of `tokens`;
+        None if they are not known.
 
         Windowed layers keep only their window (CacheLayer explains `step` and `beside`). A masked
         language model reads all tokens at once and has no cache.
@@ -105,8 +105,8 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int | None:
-        """Return the bytes that one token takes in the model's KV cache at 2 bytes per value, while
-        the sequence is inside the window."""
+        """Return the bytes of the KV cache that a config's sizes mean for one token at 2 bytes per
+        value, while the sequence is inside the window."""
         return self.kv_bytes(1)
 
 
@@ -275,9 +275,9 @@ def with_lengths(
 
 
 def notes_on_windows(text: TextConfig, context: int) -> tuple[list[str], list[str], int | None]:
-    """Return the remark on a model family and the consequences of a config's sliding windows for an
-    extension. They are notes, obstacles, and the tokens that the model can reach (None unless every
-    layer sees a window)."""
+    """Return how far a model family's layers see by the sliding windows of its config. The answer
+    is notes with the family's remark, obstacles to an extension, and the tokens that the model can
+    reach (None unless every layer sees a window)."""
     row = text.row
     sizes = text.sizes
     notes = [f"[family] {row.remark}"] if row.remark else []
@@ -321,8 +321,8 @@ def notes_on_windows(text: TextConfig, context: int) -> tuple[list[str], list[st
 
 
 def notes_on_logit_scales(text: TextConfig, sites: tuple[RopeSite, ...]) -> list[str]:
-    """Return a note with every key of config.json that scales queries, logits or the softmax and
-    stays as it is."""
+    """Return a note with every config key by which this model family scales queries, logits or the
+    softmax. These keys stay as they are."""
     ropes: list[Mapping[str, Any]] = [site.params for site in sites if site.scaled]
     named = []
     for scale in LOGIT_SCALES:
@@ -339,8 +339,8 @@ def notes_on_logit_scales(text: TextConfig, sites: tuple[RopeSite, ...]) -> list
 
 
 def allowed_forms(row: Family, sites: tuple[RopeSite, ...], notes: list[str]) -> tuple[str, ...]:
-    """Return the rope types that a config of this model may hold. Add a note if its partial factor
-    allows only a theta."""
+    """Return the rope types that a config of this model family may hold. Add a note if the family's
+    reading of its partial factor allows only a theta."""
     for site in sites:
         factor = site.params.get("partial_rotary_factor", 1.0)
         if not (row.partial or row.labels) and factor != 1:

@@ -152,8 +152,8 @@ def scalar_conflicts(
 
 
 def follows_from_lengths(longrope: Params, target: int) -> bool:
-    """Return whether transformers derives a longrope's attention_factor from the two lengths in
-    config.json. Then this key need not be written."""
+    """Return whether config.json can lack a longrope's attention_factor: transformers then derives
+    it from the two lengths."""
     wanted = longrope.get("attention_factor")
     if wanted is None or "short_mscale" in longrope:
         return wanted is None

@@ -33,30 +33,31 @@ class PlannedScaling(Protocol):
 
     @property
     def model(self) -> Model:
-        """Return the position scheme of the planned config, to compare it with the authors'
-        published recipe."""
+        """Return the model of a config, whose authors may have published a recipe to compare
+        with."""
         ...
 
     @property
     def method(self) -> str:
-        """Return the scaling method, to compare it with the published recipe's."""
+        """Return the method with which the published recipe of a model's authors is compared."""
         ...
 
     @property
     def context(self) -> int:
-        """Return the context from which the factor counts, to compare it with the published
-        recipe's."""
+        """Return the context from which the factor counts, with which the published recipe of a
+        model's authors is compared."""
         ...
 
     @property
     def target(self) -> int:
-        """Return the target, to compare it with the length of the published recipe."""
+        """Return the target with which the length of the published recipe of a model's authors is
+        compared."""
         ...
 
     @property
     def main(self) -> RopeSite:
-        """Return the scaled rotary embedding, to compare its frequencies with the published
-        recipe's."""
+        """Return the scaled rotary embedding with whose frequencies the published recipe of a
+        model's authors is compared."""
         ...
 
 
@@ -107,8 +108,8 @@ class Published:
         return round(self.context * self.factor)
 
     def spectrum(self, model: Model, target: int) -> Spectrum:
-        """Return the published recipe's RoPE frequencies for a target, from the released rope
-        dict."""
+        """Return the RoPE frequencies that the published recipe of a model's authors means at a
+        target, from its keys and the released rope dict."""
         site = model.scaled_sites[0]
         released = dict(site.params) if self.ships else {}
         lengths = {
@@ -120,14 +121,14 @@ class Published:
         return forms.read(released | self.keys | lengths, site.rope).spectrum
 
     def is_method_of(self, plan: PlannedScaling) -> bool:
-        """Return whether a plan takes this recipe's method from its context, and reaches no
-        further."""
+        """Return whether the published recipe of a model's authors has a plan's method and context,
+        and reaches its target."""
         same = (plan.method, plan.context) == (self.method, self.context)
         return same and plan.target <= self.longest
 
     def agrees(self, plan: PlannedScaling) -> bool:
-        """Return whether a plan has this recipe's frequencies and attention factor, at its factor
-        or at a smaller one."""
+        """Return whether the published recipe of a model's authors has a plan's frequencies and
+        attention factor, at its factor or at a smaller one."""
         if not self.is_method_of(plan):
             return False
         return forms.same(plan.main.wanted, self.spectrum(plan.model, plan.target))
@@ -162,8 +163,8 @@ class Published:
         )
 
     def against(self, plan: PlannedScaling) -> str:
-        """Return a clause that compares a plan with this recipe; if they differ, it has the
-        recipe's options."""
+        """Return a clause that compares the published recipe of a model's authors with a plan; if
+        they differ, it has the recipe's options."""
         if self.card is not None:
             return (
                 f"its authors' card states {self.card:,} tokens ({self.models}; {self.source}):"

@@ -269,8 +269,8 @@ def _note_on_described_type(
 
 
 def _basis_of_kv_cache(about: Described) -> str:
-    """Return in words which sizes count the KV cache of a model type outside the census: its
-    projections', or the usual config keys'."""
+    """Return in words how the KV cache is read from a config of a type outside the census: by the
+    sizes of its projections, or by the usual config keys."""
     if about.widths and None not in about.widths:
         return "the sizes of its projections"
     return "the usual keys, which may be others here"
@@ -289,7 +289,7 @@ def _computes_module(site: RopeSite, module: Numbers) -> bool:
 
 
 def _all_close(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether a rotary embedding read from a config has transformers' numbers, within
+    """Return whether ropext reads from a config the numbers that transformers does, within
     float32's bounds."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=STOCK_BOUND) for a, b in pairs)

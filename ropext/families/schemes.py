@@ -218,7 +218,8 @@ def _distances(positions: Positions, text: Dict, row: Distances) -> Positions:
 
 
 def refusal(scheme: Positions) -> str:
-    """Return why a model that does not rotate is not extended, and a way out if there is one."""
+    """Return why a model family that does not rotate is not extended, and the config under which it
+    is, if there is one."""
     if scheme.text_type in DISTANCES and scheme.kind != "alibi":
         row = DISTANCES[scheme.text_type]
         return f"{scheme.text_type!r} is extended by its {' or '.join(row.keys)} where {row.only}"

@@ -64,7 +64,8 @@ def _type_names(folder: Path) -> str:
 
 
 def knows(model_type: str) -> bool:
-    """Return whether the installed transformers lists a model type, without importing it."""
+    """Return whether the installed transformers knows the model type of a config, by its lists and
+    without importing it."""
     found = find_spec("transformers")
     if found is None or not found.submodule_search_locations:
         return False

@@ -44,8 +44,8 @@ def _json_value(key: str, value: Any) -> Any:
 
 
 def _merged(site: RopeSite, new: Params, model: Model) -> Params:
-    """Return the rope dict to write to config.json: the new form's keys, and every other key
-    unchanged."""
+    """Return a config's rope dict in the spelling of its model family: the new form's keys, and
+    every other key unchanged."""
     new = keep_query_scales(site.params, new)
     remaining = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
     if site.params["rope_type"] == "proportional":
@@ -97,8 +97,8 @@ def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | 
 
 
 def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) -> None:
-    """Write a number of config.json under the first name always, and under the others if the config
-    has them."""
+    """Write a number under a config key and its other spellings: the first always, the others if
+    the config has them."""
     first, *others = paths
     text[first] = value
     for path in others:

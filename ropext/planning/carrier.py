@@ -192,8 +192,8 @@ class Carrier:
         return tuple(families.diff(before, after))
 
     def log_of(self, plan: PlannedExtension) -> str:
-        """Return the lines of a program's log that show that the planned scaling is on. Return ""
-        if none does."""
+        """Return the lines by which a plan's user sees in a program's log that the planned scaling
+        is on. Return "" if none does."""
         return ""
 
     def misread(self, name: str, site: RopeSite) -> str:
@@ -342,15 +342,15 @@ def _old_engines_agree(config: dict[str, Json], model: Model) -> bool:
 
 
 def _in_doubt(reading: LoaderReading, verdict: Verdict, why: str) -> LoaderReading:
-    """Return a loader's reading of a carrier with another verdict and ropext's own reason for
-    it."""
+    """Return a loader's reading for the plan, with the plan's own verdict and reason in place of
+    the table's."""
     return replace(reading, verdict=verdict, why=why, flag="", has_reason=True)
 
 
 def _of_two_spellings(
     plain: Iterable[LoaderReading], modern: Iterable[LoaderReading], older_agrees: bool
 ) -> tuple[LoaderReading, ...]:
-    """Return the readings that `ropext plan` lists for an unextended model whose carrier has two
+    """Return how `ropext plan` lists each loader for an unextended model whose carrier has two
     spellings that disagree.
 
     A loader that ignores rope_parameters alone (`modern`) uses the older spelling. Among the

@@ -67,8 +67,8 @@ class GgufCarrier(Carrier):
         return gguf.readings(self.architecture, self.rope_of(site), self.model.text_type)
 
     def log_of(self, plan: PlannedExtension) -> str:
-        """Return the lines of llama-server's log that show that the planned scaling is on. Return
-        "" if none does."""
+        """Return the lines by which a plan's user sees in llama-server's log that the planned
+        scaling is on. Return "" if none does."""
         rope = self.rope_of(plan.main)
         if rope is None or not loaders.reads_exactly("llama.cpp", plan.readings):
             return ""

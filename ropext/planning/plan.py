@@ -276,7 +276,8 @@ class ExtensionPlan:
         return loaders_by_options(self.nearest())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as the JSON document of `ropext plan --json`."""
+        """Return the plan of an extension for `ropext plan --json`: its method, edits, warnings and
+        config."""
         return {
             "model": self.name,
             **self.facts_json,
@@ -418,8 +419,8 @@ class Plan(ExtensionPlan):
         return out
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as the JSON document of `ropext plan --json`, with each method, loader
-        and serving line."""
+        """Return the plan of an extension for `ropext plan --json`: its methods, edits, warnings,
+        memory, loaders and serving lines."""
         return {
             "model": self.name,
             "model_type": self.model.model_type,

@@ -211,8 +211,8 @@ def read_attention_factor(params: Params) -> float:
 
 
 def softmax_factor(params: Params) -> float:
-    """Return DeepSeek's softmax multiplier of a rope dict, mscale(factor, mscale_all_dim)^2 in
-    every scaled form."""
+    """Return the softmax multiplier of a rope form by DeepSeek's formula, mscale(factor,
+    mscale_all_dim)^2 in every scaled form."""
     if not params.get("mscale_all_dim") or params["rope_type"] == "default":
         return 1.0
     return mscale(params.get("factor", 1.0), params["mscale_all_dim"]) ** 2

@@ -174,8 +174,8 @@ class RopeSite(Site):
     layers: int | None = field(default=None, kw_only=True)  # how many use it, if known
 
     def of(self, rope: Rope) -> "RopeSite":
-        """Return the site in a config with another rope (dim, theta, context). Its own spectrum is
-        the wanted one."""
+        """Return a site of another rope (dim, theta, context): the spectrum computed from it is the
+        wanted one."""
         return replace(self, rope=rope, wanted=rope.spectrum)
 
 
@@ -183,7 +183,8 @@ class Absent:
     """The value of a key that is missing, in contrast to null."""
 
     def __repr__(self) -> str:
-        """Return "absent": a key is missing before or after a scaling, in contrast to null."""
+        """Return "absent": a key of a rope or table is missing before or after its scaling, in
+        contrast to null."""
         return "absent"
 
 
@@ -202,13 +203,13 @@ class Edit:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Return the keys, from the outermost on, that lead to the value that a scaling or a longer
-        context changes."""
+        """Return the keys, from the outermost on, to a value that the scaling of a rope, the growth
+        of a table or a longer context changes."""
         return tuple(self.key.split("."))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value before and after a scaling or a longer context as a dict. The name of
-        its file is left out.
+        """Return the value before and after the scaling of a rope, the growth of a table or a
+        longer context, as a dict. The name of its file is left out.
 
         `before` is left out if the key is new, and `after` if the key is removed.
         """
@@ -221,8 +222,8 @@ class Edit:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "Edit":
-        """Return the value before and after a scaling or a longer context that a plan or a record
-        lists."""
+        """Return the value before and after the scaling of a rope, the growth of a table or a
+        longer context, from an entry of a plan or a record."""
         before = entry.get("before", ABSENT)
         after = entry.get("after", ABSENT)
         return cls(str(entry["key"]), before, after, entry.get("file", CONFIG))
@@ -311,8 +312,8 @@ class Positions:
         return self.offset + self.context
 
     def is_table(self, name: str) -> bool:
-        """Return whether a tensor of this name is a position table, which the methods for growing
-        tables change."""
+        """Return whether a tensor of this name is the scheme's position table, whose rows the
+        methods of growing tables compute."""
         ends = "|".join(map(re.escape, self.tensors))
         other = self.path and NOT_TEXT.search(name)
         return bool(ends and re.search(rf"(^|\.)({ends})$", name)) and not other

@@ -37,7 +37,8 @@ class Fold:
 
     @property
     def begins(self) -> int:
-        """Return the first position whose query may see a grouped key of Self-Extend."""
+        """Return, by the rule of the method Self-Extend, the first position whose query may see a
+        grouped key."""
         return self.window if self.literal else self.context
 
     @property
@@ -47,12 +48,13 @@ class Fold:
         return {"window": self.window, "group": self.group} | rule
 
     def key_positions(self, positions: Positions) -> Positions:
-        """Return Self-Extend's grouped key positions k // G, for a number or a tensor of them."""
+        """Return k // G, the method Self-Extend's formula for the position of a grouped key, for a
+        number or a tensor."""
         return positions // self.group if self.group else positions - positions
 
     def query_positions(self, positions: Positions) -> Positions:
-        """Return Self-Extend's query positions p // G + W - W // G: a key at the window's edge
-        keeps its distance."""
+        """Return p // G + W - W // G, the method Self-Extend's formula for the position of a query.
+        A key at the window's edge keeps its distance."""
         window = self.window - self.key_positions(self.window)
         return self.key_positions(positions) + window
 
@@ -84,7 +86,8 @@ class FoldOptions:
 def fold(
     context: int, target: int, options: FoldOptions, spectra: tuple[tuple[float, ...], ...]
 ) -> Fold:
-    """Compute Self-Extend's window and group, with the defaults if the user gives none.
+    """Compute the method Self-Extend's window W and group G for a target, by formula if the user
+    gives none.
 
     The default window is half of the context. The default group is half as much again as the
     smallest group that keeps every grouped distance within the context: target // G + W - W // G <=

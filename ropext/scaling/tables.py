@@ -160,8 +160,8 @@ class Growth:
 
     @property
     def old_rows(self) -> dict[int, int]:
-        """Return the place of each old row that stays in a grown position table, the first place if
-        there are several."""
+        """Return the place of each old row that a method keeps in the growing position table, the
+        first place if there are several."""
         places = dict[int, int]()
         for new, old in self.kept.items():
             places.setdefault(old, new)

@@ -176,7 +176,7 @@ def read(rope: GgufRope, dim: int) -> Spectrum:
 def _pair_angles(
     rope: GgufRope, dim: int, freq_scale: float, divisors: tuple[float, ...]
 ) -> tuple[float, ...]:
-    """Return the angle of each pair at position 1 that the engine llama.cpp computes from GGUF keys
+    """Return the angle of each pair at position 1 as the engine llama.cpp reads it from GGUF keys
     and divisors."""
     is_yarn = rope.scaling == "yarn"
     low = 0.0
@@ -207,8 +207,8 @@ def _pair_angles(
 
 
 def farthest(one: Spectrum, other: Spectrum) -> float:
-    """Return the largest relative difference of an engine's spectrum from the wanted one. Return
-    infinity if they are of two kinds."""
+    """Return the largest relative difference of a spectrum, as llama.cpp reads it from a GGUF, from
+    the wanted one. Return infinity if they are of two kinds."""
     if (one.short_inv_freq is None) != (other.short_inv_freq is None):
         return math.inf
     if len(one.inv_freq) != len(other.inv_freq) or one.short_context != other.short_context:
@@ -221,8 +221,8 @@ def farthest(one: Spectrum, other: Spectrum) -> float:
 
 
 def _relative_difference(a: float, b: float) -> float:
-    """Return the relative difference of an engine's number from the wanted one. Return infinity if
-    only the latter is 0."""
+    """Return the relative difference of a number, as llama.cpp reads it from a GGUF, from the
+    wanted one. Return infinity if only the latter is 0."""
     if b:
         return abs(a / b - 1)
     if a == b:
@@ -233,8 +233,8 @@ def _relative_difference(a: float, b: float) -> float:
 def _offered_ropes(
     row: Architecture, rope: Rope, wanted: Spectrum, params: Params
 ) -> Iterator[GgufRope]:
-    """Yield the GGUF keys and divisors from which llama.cpp may read the wanted spectrum in this
-    architecture. The most widely read are first."""
+    """Yield the spellings that llama.cpp may read as the wanted spectrum in this GGUF architecture:
+    keys and divisors. The most widely read are first."""
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
     factors = divisors(plain, wanted.inv_freq)
@@ -295,8 +295,8 @@ def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Itera
 
 
 def _stopping_divisors(rope: Rope) -> tuple[float, ...]:
-    """Return the divisors with which llama.cpp stops the pairs that do not rotate in the base, and
-    leaves the rest."""
+    """Return a divisor per pair: the engine llama.cpp reads it as a stop if the pair does not
+    rotate in the base, else as no change."""
     divisors = list[float]()
     for factor in rope.pair_factors:
         if factor == math.inf:
@@ -325,8 +325,9 @@ def keys_of(name: str, rope: GgufRope, target: int) -> dict[str, int | float | s
 
 
 def flags(name: str, rope: GgufRope, keys: Mapping[str, int | float | str]) -> str:
-    """Return the flags by which the engine llama-server reads `keys` in place of a GGUF's own. Only
-    a yarn's options also raise its limit. Windowed layers do not follow them."""
+    """Return GGUF `keys` in the spelling of llama-server's flags, which this engine reads in place
+    of a GGUF's own. Only a yarn's options also raise its limit. Windowed layers do not follow
+    them."""
     last = {key.rpartition(".")[2] for key in keys}
     if rope.scaling == "yarn" and last <= _YARN and not architecture(name).every:
         return f"--rope-scaling yarn --rope-scale {rope.factor:.9g} --yarn-orig-ctx {rope.original}"

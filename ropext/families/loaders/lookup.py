@@ -136,7 +136,8 @@ def _longrope_kinds(params: Params) -> list[str]:
 
 
 def _has_non_rotating_pairs(params: Params) -> bool:
-    """Return whether a factor of a longrope dict is infinite, which stops its rotary pair."""
+    """Return whether a longrope dict is of the loader table's kind with an infinite factor, which
+    stops its rotary pair."""
     for key in ("short_factor", "long_factor"):
         for factor in params.get(key) or ():
             if untagged_float(factor) == math.inf:
@@ -352,8 +353,8 @@ def _readers_of_version(name: str, mine: Sequence[LoaderVersions]) -> tuple[Load
 
 
 def parse_for(text: str) -> tuple[str, ...]:
-    """Return the loaders that --for names, checked by the loader table: "vllm,llama.cpp" ->
-    ("vllm", "llama.cpp")."""
+    """Return ("vllm", "llama.cpp") for the names "vllm,llama.cpp" of --for. Each must be a loader
+    in the table of how engines read a config."""
     names = list[str]()
     for part in text.split(","):
         name = part.strip()

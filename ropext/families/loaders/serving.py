@@ -59,7 +59,8 @@ PIPELINES = {
 
 
 def _in_python(directory: ServedDirectory) -> str:
-    """Return the Python that loads a checkpoint directory in transformers."""
+    """Return the Python that loads a checkpoint directory in transformers, by the class that
+    belongs to its config's model type."""
     model = directory.model
     name = "AutoModelForMaskedLM"
     if not model.masked_lm:
@@ -78,8 +79,8 @@ def serving_lines(
     context: int,
     target: int,
 ) -> tuple[Serving, ...]:
-    """Return the command lines for transformers, vLLM, SGLang, llama.cpp and lm-eval, in that
-    order; a masked model runs only in transformers.
+    """Return the loader table's command for each engine that reads a config: transformers, vLLM,
+    SGLang, llama.cpp and lm-eval, in that order. A masked model runs only in transformers.
 
     `known` is how each loader reads the dict `params` with a stated length of `target`.
     """
@@ -123,8 +124,9 @@ NOT_BY_ARGUMENT = ("dots3_note_text",)
 def override_lines(
     base: ServedDirectory, keys: JsonObject, target: int, readings: Iterable[LoaderReading]
 ) -> tuple[OverrideLine, ...]:
-    """Return the command by which each loader runs the base with other config keys. It has one if
-    it accepts a config and reads these keys as planned."""
+    """Return, from the loader table, the command by which each engine reads other config keys in
+    place of the base's. An engine has one if it accepts a config and reads these keys as
+    planned."""
     latest = {reading.loader: reading for reading in newest(readings)}
     kind = base.model.model_type
     words = {
@@ -175,7 +177,8 @@ def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
 
 
 def ollama_name(file: str) -> str:
-    """Return a GGUF's name as the engine Ollama accepts it."""
+    """Return the name of a GGUF in the spelling that Ollama accepts, which is one of the engines
+    (loaders)."""
     stem = re.sub(r"\.gguf$", "", PurePath(file).name, flags=re.IGNORECASE)
     allowed = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", stem).strip(".-")
     return allowed[:80] or "model"
@@ -213,8 +216,8 @@ def file_lines(
 def _note_on_needed_option(
     template: ServeData, reading: LoaderReading, params: Params, context: int, target: int
 ) -> str:
-    """Return a note on the option that a loader (vLLM) needs if it would take another length for
-    itself; else ""."""
+    """Return a note on the option that an engine (vLLM) needs if it would read another length from
+    the config; else ""."""
     announced = 0
     match template.get("announces", {}).get(kinds_of(params)[0]):
         case "target times factor":
@@ -229,8 +232,9 @@ def _note_on_needed_option(
 def _llama_cpp(
     template: ServeData, reading: LoaderReading, words: Mapping[str, str], family: str
 ) -> Serving:
-    """Return the command by which the engine llama.cpp converts and runs a directory in the exact
-    way. `family` is its model type as a GGUF's, "" if that is not known."""
+    """Return the command by which the engine llama.cpp converts and runs a directory. Its reading
+    of the config decides which command is exact. `family` is its model type as a GGUF's, "" if that
+    is not known."""
     command = template["command"].format_map(words)
     if reading.verdict == "different" and reading.flag:
         note = "exact with these flags alone: " + reading.why
@@ -246,8 +250,8 @@ def _llama_cpp(
 
 
 def _line_or_reason(loader: str, reading: LoaderReading, command: str, note: str = "") -> Serving:
-    """Return the command that runs a checkpoint in a loader such as vLLM. If the loader misreads
-    its config, return the reason why there is none."""
+    """Return the command that runs a checkpoint in an engine such as vLLM. If the engine misreads
+    its config by the loader table, return the reason why there is none."""
     if reading.verdict == "same":
         return Serving(loader, command, note)
     if reading.verdict == "not measured":
