@@ -141,13 +141,13 @@ class FileCarrier(GgufCarrier):
         )
 
     def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
-        """Return the commands that serve the extended GGUF file. If it is split, LM Studio gets a
-        note. Its command would copy only the first part."""
+        """Return the commands that serve the extended copy of the GGUF that was opened from the
+        disk. If it is split, LM Studio gets a note. Its command would copy only the first part."""
         return self._of_parts(super().serving(plan, place))
 
     def read_unextended(self, unextended: UnextendedModel) -> Programs:
-        """Return how engines read the GGUF file as it is, and the commands that serve it. If it is
-        split, LM Studio gets a note in place of a command."""
+        """Return how engines read the GGUF that was opened from the disk, as it is, and the
+        commands that serve it. If it is split, LM Studio gets a note in place of a command."""
         readings, serving = super().read_unextended(unextended)
         return readings, self._of_parts(serving)
 

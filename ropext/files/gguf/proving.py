@@ -21,7 +21,8 @@ from ropext.scaling.rope import Spectrum
 def identify_parts(
     model: GgufFile, *, content: bool = False, show: Show = no_progress
 ) -> dict[str, WeightFile]:
-    """Return the identity of the tensors of each part, without rope factors."""
+    """Return the identity of the tensors in each part of an opened GGUF file, without rope
+    factors."""
     weights = dict[str, WeightFile]()
     for number, part in enumerate(model.parts, 1):
         tensors = [tensor for tensor in part.tensors if tensor.name not in DIVISORS]
@@ -49,8 +50,8 @@ class ReadBack:
 
 
 def spectra_in(model: GgufFile) -> list[Spectrum]:
-    """Return the spectra that ggml's formula gives for the file: one in llama.cpp, and one in
-    Ollama.
+    """Return the spectra that ggml's formula gives for an opened GGUF file: one in llama.cpp, and
+    one in Ollama.
 
     Ollama adds keys to some files, and only Ollama knows certain older names. An architecture that
     only Ollama supports has only the second.
@@ -117,7 +118,7 @@ def prove_file(
 
 
 def _entry(head: GgufHeader, name: str) -> bytes | None:
-    """Return the bytes of a key and its value in the file, or None."""
+    """Return the bytes of a key and its value in the header of a GGUF file, or None."""
     row = head.entries.get(name)
     if row is None:
         return None

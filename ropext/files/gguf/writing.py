@@ -157,8 +157,8 @@ def whole_digest(path: Path) -> str:
 
 
 def _provenance(record: Record, beside: JsonObject) -> dict[str, tuple[int, Json]]:
-    """Return the keys that record the extension. `beside` has the states of the files next to
-    it."""
+    """Return the keys that record the extension in the header of the written GGUF. `beside` has the
+    states of the files next to it."""
     site = next(site for site in record.sites if site.scaled)
     kept = provenance.to_json(record)
     if beside:

@@ -69,7 +69,7 @@ def open_model(model: str | PathLike[str], *, revision: str | None = None) -> Sn
 
 @contextmanager
 def naming_config(snapshot: Snapshot) -> Iterator[None]:
-    """Add the config's name to errors about the positions of a snapshot."""
+    """Add the name of an opened checkpoint's config to errors about its positions."""
     try:
         yield
     except ConfigError as error:
@@ -268,8 +268,8 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
 
 
 def _untrained_since(snapshot: Snapshot, record: Record, request: Extend, made: Plan) -> Plan:
-    """Return a plan for an extended model with what its record says of its training. If nothing
-    was trained since the extension, another one begins from the original."""
+    """Inspect the ropext.json of an opened checkpoint, and return its plan with the facts about its
+    training. If nothing was trained since the extension, another one begins from the original."""
     trained = _fewer_trained(record, made)
     if trained is None:
         return made
@@ -300,8 +300,8 @@ def _in_one_step(snapshot: Snapshot, record: Record, request: Extend, made: Plan
 
 
 def _fewer_trained(record: Record, made: Plan) -> int | None:
-    """Return how many tokens the weights were trained on by their record. Return None unless the
-    model reads more."""
+    """Inspect the ropext.json of an opened checkpoint, and return how many tokens its weights were
+    trained on. Return None unless the model reads more."""
     # A model that was saved from memory may have been trained there.
     if any(map(record.more.get, (*provenance.TRAININGS, provenance.SAVED))):
         return None
