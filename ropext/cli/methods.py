@@ -32,8 +32,8 @@ class MethodPage:
     knobs: tuple[Knob, ...]
 
     def text(self, carried: str) -> str:
-        """Format the page that the command line prints for `ropext methods NAME`. `carried` is the
-        sentence about the place that stores the method."""
+        """Return the text that the command `ropext methods NAME` prints in the terminal. `carried`
+        is the sentence about the place that stores the method."""
         lines = [
             f"{self.name}: {self.summary}",
             f"  paper    {self.paper}",

@@ -134,8 +134,8 @@ Format = Annotated[
 
 
 def check_plot(plot: Path | None, read: guard.Named) -> None:
-    """Raise if the picture of --plot would replace, enclose or be inside an input, or replace a
-    file that is no picture."""
+    """Raise if the command line of `ropext plan` or `inspect` has a --plot whose file would
+    replace, enclose or be inside an input, or replace a file that is no picture."""
     if plot is not None:
         guard.check(read, {"--plot": plot})
         guard.check_file(plot, "--plot", guard.PICTURE)
@@ -146,8 +146,8 @@ Given = dict[str, Any]  # options that were given, by the names of their fields
 
 
 def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
-    """Return one field declared as an option for typer; its class checks anything that a command
-    line cannot."""
+    """Return the parameter by which typer reads one field from the command line; the field's class
+    checks anything that a command line cannot."""
     value = value_kind(info)
     kind: Any = value.kind
     if value.is_list:
@@ -186,8 +186,8 @@ def option_parameter(name: str, info: FieldInfo) -> inspect.Parameter:
 
 
 def _length_parser(flag: str) -> Callable[[str], int]:
-    """Return the function by which typer reads a length from the command line. Its errors name this
-    flag."""
+    """Return the function by which typer parses the length that a user typed on the command line.
+    Its errors name this flag."""
 
     def parse(text: str) -> int:
         """Read a length such as 32k from the command line, for typer. An error names the flag."""
@@ -201,13 +201,14 @@ class OptionsOf:
     user gave arrive there as one dict."""
 
     def __init__(self, *kinds: type[Options], only: Sequence[str] = ()) -> None:
-        """Keep the classes whose options a command takes, and with `only` the names of the fields
-        it takes."""
+        """Keep the classes whose options typer reads for a command, and with `only` the names of
+        the fields it takes."""
         self.kinds = kinds
         self.only = only
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Return the options as parameters of a command, declared for typer."""
+        """Return the parameters, declared for typer, by which a command reads these options from
+        its command line."""
         fields = dict[str, FieldInfo]()
         for kind in self.kinds:
             fields |= kind.model_fields

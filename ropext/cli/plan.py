@@ -145,8 +145,8 @@ def _print_memory_fit(
 
 
 def _unextended_text(served: "Served", verdict: str = "", *, details: bool) -> str:
-    """Choose the text that the command `ropext plan` prints about a model that is served unchanged.
-    It is one screen, or all details."""
+    """Return the text that the command `ropext plan` prints in the terminal if a model is served
+    unchanged. It is one screen, or all details."""
     from ropext.results.report import text
     from ropext.results.report.screen import served_screen
 

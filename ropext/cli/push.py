@@ -32,7 +32,8 @@ class Push:
 
 
 def requested_push(given: Given) -> Push:
-    """Read --push-to-hub and --public from a command line. Return the push that they request.
+    """Read the flags --push-to-hub and --public that a user typed on a command line. Return the
+    push that they request.
 
     Raise, before anything is computed, if something for it is missing.
     """
@@ -88,7 +89,8 @@ def print_pushed_result(
 
 
 def push_command(directory: Path, wanted: Push) -> str:
-    """Return the words `ropext push ...` that a user types to push this output, for an error."""
+    """Return the command line `ropext push ...` that a user types in a shell to push this output
+    after a failed push. The printed error has it."""
     words = ["ropext", "push", str(directory), wanted.repository]
     if wanted.public:
         words.append("--public")

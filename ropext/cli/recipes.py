@@ -18,8 +18,8 @@ Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="name of the 
 
 
 def recipe_header(path: Path) -> dict[str, str]:
-    """Return the lines above a recipe's keys, which the command `ropext recipes` prints. Their
-    names are what for, needs, command, run."""
+    """Return, for the list that the command `ropext recipes` prints, the lines above a recipe's
+    keys. Their names are what for, needs, command, run."""
     lines = dict[str, str]()
     key = ""
     for line in path.read_text(encoding="utf-8").splitlines():

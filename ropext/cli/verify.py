@@ -102,8 +102,8 @@ def _check_written_places(directory: str, wanted: Verify) -> None:
 
 
 def _plain_server_of(wanted: Verify) -> "PlainServer | None":
-    """Return the server of the unscaled model that --plain or --fingerprint of `ropext verify`
-    names."""
+    """Read the flags --plain and --fingerprint from the command line of `ropext verify`. Return the
+    server of the unscaled model that they name."""
     from ropext.verifying.plain_server import PlainServer
 
     if wanted.fingerprint is not None:

@@ -370,8 +370,8 @@ def discordances(
 def check_same_questions(
     left: Sequence[ItemScore], right: Sequence[ItemScore], names: Sequence[str]
 ) -> None:
-    """Raise InputError if a comparison pairs a server with a model whose questions had other
-    texts."""
+    """Raise InputError if the answers of two compared runs cannot be paired: at least one run
+    measured a server, and their questions had other texts."""
     has_server = _of_server(left) or _of_server(right)
     if not has_server or not left or not right or pair_answers(left, right):
         return
@@ -409,8 +409,8 @@ def _group_pairs(pairs: Sequence[Pair], *names: str) -> dict[Any, list[Pair]]:
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write one .npy file of a run, such as a document's token losses (unlike .npz it holds no
-    date)."""
+    """Write one .npy file of a kept run, such as a document's token losses, from which perplexities
+    are computed (unlike .npz it holds no date)."""
     write_whole(path, lambda stream: np.save(stream, array, allow_pickle=False))
 
 
@@ -487,8 +487,8 @@ class Store:
             Store(folder).put(name, result)
 
     def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
-        """Return the kept token losses of documents by the pass length of each regime. A model's
-        perplexities follow from them."""
+        """Return the token losses, kept in a run or in memory, from which a variant's perplexities
+        are computed. They are by the pass length of each regime and by document."""
         passes = {
             length: [self.get(loss_file_name(regime, each)) for each in hashes]
             for regime, length in regimes.items()

@@ -33,8 +33,9 @@ UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # for a record without this info
 
 
 def card_figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
-    """Return a checkpoint's metrics and intervals for its model card. They come from kept runs, or
-    else from its ropext.json. Raise InputError if these measurements in ropext.json are damaged."""
+    """Return the metrics of a measured checkpoint with their intervals, for its model card. They
+    come from kept runs, or else from its ropext.json. Raise InputError if these measurements in
+    ropext.json are damaged."""
     measured = [figure for spec in runs for figure in _figures_of_run(spec, Path(directory))]
     record = read_record(Path(directory)) if not measured else None
     if record is None:
@@ -69,8 +70,8 @@ def _figures_of_record(record: Record) -> Iterator[Figure]:
 
 
 def _figures_of_run(spec: str, directory: Path) -> Iterator[Figure]:
-    """Yield the metrics and intervals in a kept run (RUN or RUN:VARIANT) for a model card. `ropext
-    eval` made the run."""
+    """Yield the tail perplexities and retrieval scores of a kept run (RUN or RUN:VARIANT) with
+    their intervals, for a model card. `ropext eval` made the run."""
     path, wanted = split_run_spec(spec)
     run = read_run(path)
     label = _label_of_checkpoint(run, directory, wanted)

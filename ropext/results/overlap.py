@@ -81,7 +81,8 @@ class TrainingDocuments:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """Return the hashes of training documents as ropext.json holds them."""
+        """Return the hashes of training documents as ropext.json holds them, to mark the measured
+        documents that overlap."""
         written: dict[str, Json] = {
             "documents": self.count,
             "document_hashes": _hashes_to_base64(self.documents),
@@ -148,12 +149,14 @@ def _read_role_documents(raw: Json) -> TrainingDocuments | None:
 
 
 def _hashes_to_base64(hashes: Hashes) -> str:
-    """Return hashes of training documents or passages as base64, for ropext.json."""
+    """Return hashes of documents or passages as base64, for ropext.json. The overlap of training
+    and measured documents follows from them."""
     return base64.b64encode(hashes.astype("<u8").tobytes()).decode()
 
 
 def _hashes_from_base64(text: str) -> Hashes:
-    """Return hashes of training documents or passages from the base64 in ropext.json."""
+    """Return hashes of documents or passages from the base64 in ropext.json. The overlap of
+    training and measured documents follows from them."""
     return unique_hashes([np.frombuffer(base64.b64decode(text, validate=True), "<u8")])
 
 

@@ -45,7 +45,8 @@ class Scoring:
 
     @property
     def scores_all(self) -> bool:
-        """Return whether every token is scored, not only the masked tokens of a tail."""
+        """Return whether every token is scored for the perplexities in results.json, not only the
+        masked tokens of a tail."""
         return not self.mask_stride
 
     @property

@@ -308,9 +308,9 @@ class AutoVerdict:
 def auto_verdict(
     choice: JsonObject, measured: Measurement, final: str, *, fit_is_kept: bool = True
 ) -> AutoVerdict:
-    """Judge the finished checkpoint of `--method auto` by its measured gain, with its short_tax.
-    Say which share of the documents trained or chose it. A fit that is not kept has written the
-    form from which it began."""
+    """Judge the finished checkpoint of `--method auto` by the metric gain@C and its interval.
+    Return both with the metric short_tax. Say which share of the documents trained or chose it. A
+    fit that is not kept has written the form from which it began."""
     values = measured.values(final)
     target = int(choice["target"])
     gain = values.get(f"gain@{target}")

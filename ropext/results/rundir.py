@@ -119,7 +119,8 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
 
 
 def _sign_losses(path: Path, stream: BinaryIO) -> None:
-    """Write the digest of the parquet file of --losses into the file, before it gets its name."""
+    """Write the digest of a run's table of token losses, the parquet file of --losses, into the
+    file, before it gets its name."""
     stream.flush()
     start = guard.place_of_sign(path, guard.LOSSES)
     assert start is not None
@@ -134,8 +135,8 @@ def variant_store(path: Path, name: str) -> Store:
 
 
 def write_stores(path: Path, stores: Mapping[str, Store]) -> None:
-    """Write losses and answers that were read elsewhere into a run, next to results.json. `stores`
-    gives their names."""
+    """Write the losses and answers behind results.json next to it in a kept run, if they were read
+    elsewhere. `stores` gives their names."""
     for name, held in stores.items():
         held.write_files(path / STORES / name)
 

@@ -157,8 +157,8 @@ def _signed_cell(value: Value | None) -> str:
 def discordance_table(
     runs: Mapping[str, Mapping[tuple[str, int], Discordance]], reference: str
 ) -> Table:
-    """Lay out the comparison of two servers' answers as a table. It shows for how many texts one
-    reads better, and how probable so uneven a split is."""
+    """Return the table of `ropext compare` about paired answers of servers. It shows for how many
+    texts a model reads better than the reference, and how probable so uneven a split is."""
     rows = list[tuple[str, ...]]()
     for label, places in runs.items():
         for (task, length), split in places.items():

@@ -29,7 +29,7 @@ class Result(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """Return the first line of a command's result in a terminal or notebook."""
+        """Return the first line of Python's result, above its tables, in a terminal or notebook."""
 
     @property
     @abstractmethod
@@ -44,7 +44,8 @@ class Result(ABC):
 
     @abstractmethod
     def to_json(self) -> dict[str, Json]:
-        """Return the JSON of a result that the command prints with `--json`, without its gates."""
+        """Return the JSON behind the tables of Python's result, without its gates. The command
+        prints it with `--json`."""
 
     @abstractmethod
     def _same_documents(self) -> Measurement | None:
@@ -52,7 +53,8 @@ class Result(ABC):
         read. Return None if they read none."""
 
     def _asked(self) -> Iterable[Measurement]:
-        """Return the measurements behind a result's tables whose models may have answers."""
+        """Return the measurements behind a result's tables, to list the answers and retrieval
+        scores that their models may have."""
         measured = self._same_documents()
         return () if measured is None else (measured,)
 
@@ -89,8 +91,8 @@ class Result(ABC):
         return records(Table("", "", POSITIONS, tuple(rows)))
 
     def answers(self) -> list[dict[str, Json]]:
-        """Return each answer behind a table's retrieval scores: its model, task, length and
-        depth."""
+        """Return each measured answer from which a table's retrieval scores are computed: its
+        model, task, length and depth."""
         answers = list[dict[str, Json]]()
         for measured in self._asked():
             for label, model in measured.models.items():
@@ -123,8 +125,8 @@ class Result(ABC):
         return UsageError(f"{self.title} has no {what}; it has {listed(has)}")
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two results with tables have one class and the same JSON. Leave out the
-        keys that describe one call."""
+        """Return whether two of Python's results have one class and the same JSON behind their
+        tables. Leave out the keys that describe one call."""
         return type(other) is type(self) and self._lasting() == other._lasting()
 
     __hash__ = None  # type: ignore[assignment]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def bytes_text(count: float) -> str:
-    """Write a number of bytes for a report or a table. Its unit (B to TiB) leaves one to four
-    digits."""
+    """Write a size in bytes, such as the weights', in a line of a report or in a cell of its
+    tables. Its unit (B to TiB) leaves one to four digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
