@@ -342,16 +342,16 @@ def _old_engines_agree(config: dict[str, Json], model: Model) -> bool:
 
 
 def _in_doubt(reading: LoaderReading, verdict: Verdict, why: str) -> LoaderReading:
-    """Return a loader's reading for the plan, with the plan's own verdict and reason in place of
-    the table's."""
+    """Return a loader's reading with the carrier's own verdict and reason in place of the loader
+    table's."""
     return replace(reading, verdict=verdict, why=why, flag="", has_reason=True)
 
 
 def _of_two_spellings(
     plain: Iterable[LoaderReading], modern: Iterable[LoaderReading], older_agrees: bool
 ) -> tuple[LoaderReading, ...]:
-    """Return how `ropext plan` lists each loader for an unextended model whose carrier has two
-    spellings that disagree.
+    """Return each loader's reading of a carrier that no plan changes, if its two spellings
+    disagree.
 
     A loader that ignores rope_parameters alone (`modern`) uses the older spelling. Among the
     loaders that know both spellings, only transformers was measured.
