@@ -51,8 +51,8 @@ def neighbours(config: JsonObject, model: Model, base: JsonObject | None) -> lis
 def _neighbour_config(
     config: JsonObject, model: Model, change: Changed, step: float = 1.0
 ) -> JsonObject | None:
-    """Return a config that a server could read in place of the planned one. Return None if a rope
-    dict cannot be changed so."""
+    """Return a config that a server could read in place of the planned one, for `verify` to compare
+    the server's answers with. Return None if a rope dict cannot be changed so."""
     params = dict[str, Params]()
     for site in model.scaled_sites:
         changed = change(site)
@@ -74,8 +74,8 @@ def _factor_of_site(site: RopeSite) -> float:
 
 
 def _rope_with_other_factor(site: RopeSite, step: float) -> Params | None:
-    """Return the rope dict of a server that reads a factor greater by `step`. Return None if its
-    form has none."""
+    """Return the rope dict by which `verify` checks whether a server reads a factor greater by
+    `step`. Return None if its form has none."""
     params = dict(site.params)
     attention = forms.read_attention_factor(params)
     kind = params["rope_type"]
@@ -95,8 +95,8 @@ def _rope_with_other_factor(site: RopeSite, step: float) -> Params | None:
 
 
 def _stretched_pair_factors(factors: list[float], step: float) -> list[float]:
-    """Return LongRoPE's pair factors of a server that reads the largest one larger by `step`;
-    factors of 1 stay 1."""
+    """Return LongRoPE's pair factors by which `verify` checks whether a server reads the largest
+    one larger by `step`; factors of 1 stay 1."""
     largest = max(factor for factor in factors if math.isfinite(factor))
     if largest <= 1:
         return [factor * step for factor in factors]
@@ -105,13 +105,13 @@ def _stretched_pair_factors(factors: list[float], step: float) -> list[float]:
 
 
 def _plain_rope(site: RopeSite) -> Params | None:
-    """Return the rope dict of a server that ignores the scaling."""
+    """Return the rope dict by which `verify` checks whether a server ignores the scaling."""
     return {"rope_type": "default", "rope_theta": site.params["rope_theta"]}
 
 
 def _rope_without_attention_factor(site: RopeSite) -> Params | None:
-    """Return the rope dict of a server that ignores the attention factor. Return None if that is 1
-    already."""
+    """Return the rope dict by which `verify` checks whether a server ignores the attention factor.
+    Return None if that is 1 already."""
     params = dict(site.params)
     if math.isclose(forms.read_attention_factor(params), 1):
         return None
@@ -119,8 +119,8 @@ def _rope_without_attention_factor(site: RopeSite) -> Params | None:
 
 
 def _rope_of_twice_the_length(site: RopeSite) -> Params | None:
-    """Return the rope dict of a server that reads twice the original length. Return None if its
-    form has no use for it."""
+    """Return the rope dict by which `verify` checks whether a server reads twice the original
+    length. Return None if its form has no use for it."""
     params = dict(site.params)
     if params["rope_type"] not in ("yarn", "llama3"):
         return None

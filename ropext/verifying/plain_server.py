@@ -86,8 +86,8 @@ def answers_twice(url: str, lengths: tuple[int, ...], vocab_size: int) -> KeptAn
 
 
 def write_kept_answers(answers: KeptAnswers, path: Path) -> None:
-    """Write an unscaled server's answers to a file, so that it need not run when another server is
-    compared with it."""
+    """Write an unscaled server's answers to the file of --fingerprint, so that it need not run when
+    `verify` compares another server with it."""
     if path.exists():
         raise OutputExists(
             f"--fingerprint {path} is there already; give another name, or leave --plain out"
@@ -96,8 +96,8 @@ def write_kept_answers(answers: KeptAnswers, path: Path) -> None:
 
 
 def read_kept_answers(path: Path) -> KeptAnswers:
-    """Return the answers of the unscaled server, to compare another server with, from the file of
-    `write_kept_answers`."""
+    """Return from the file of --fingerprint the unscaled server's answers, for `verify` to compare
+    another server with. `write_kept_answers` wrote the file."""
     data = read_object(path)
     try:
         if data["schema"] != SCHEMA:
@@ -125,8 +125,9 @@ def _kept_pairs(rows: Json) -> list[Pairs]:
 
 
 def candidates_gap(left: Pairs, right: Pairs) -> float:
-    """Return the mean difference between the best candidates of two answers to one prompt, in nats.
-    Return 0 if one has none. The answers are of two servers, or of one.
+    """Return, for the check of a server against its unscaled one, the mean difference between the
+    best candidates of two answers to one prompt, in nats. Return 0 if one has none. The answers are
+    of both servers, or of one.
 
     If both lists have ids, candidates are matched by id. A candidate that the other list lacks
     counts with its excess over the lowest value of that list, at least 0. Without ids, candidates
@@ -142,7 +143,8 @@ def candidates_gap(left: Pairs, right: Pairs) -> float:
 
 
 def _nats_apart(token: int | None, first: Candidates, second: Candidates) -> float:
-    """Return how far two answers of servers are apart about one candidate token, in nats."""
+    """Return, for the check of a server against its unscaled one, how far two answers are apart
+    about one candidate token, in nats."""
     if token not in first:
         return max(second[token] - min(first.values()), 0.0)
     if token not in second:

@@ -184,13 +184,14 @@ class ServerQuestion:
 
     @property
     def longest(self) -> int:
-        """Return the tokens of the longest prompt to the server, which generates one more."""
+        """Return the tokens of the longest prompt by which `verify` checks a server, which
+        generates one more."""
         return self.target - 1
 
     @cached_property
     def prompts(self) -> dict[int, list[int]]:
-        """Return the lengths of the prompts to the server by the tokens of their text: one inside
-        the old context, one up to the target."""
+        """Return the lengths of the prompts by which `verify` checks a server, by the tokens of
+        their text: one inside the old context, one up to the target."""
         texts = sorted({min(self.context, self.longest), self.longest})
         return {size: prompt_lengths_of_text(size, self.context) for size in texts}
 

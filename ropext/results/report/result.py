@@ -44,8 +44,8 @@ class Result(ABC):
 
     @abstractmethod
     def to_json(self) -> dict[str, Json]:
-        """Return the JSON behind the tables of Python's result, without its gates. The command
-        prints it with `--json`."""
+        """Return the JSON behind the tables of Python's result, without the gates of --fail-if. The
+        command prints it with `--json`."""
 
     @abstractmethod
     def _same_documents(self) -> Measurement | None:

@@ -87,8 +87,8 @@ def text_config(config: PreTrainedConfig, path: list[str]) -> PreTrainedConfig:
 def model_class(
     config: PreTrainedConfig, directory: str, trust_remote_code: bool
 ) -> type[PreTrainedModel]:
-    """Return the class of transformers that builds a config: its architecture, or the first auto
-    class that knows its type.
+    """Return the class of transformers by which the child process builds a config: its
+    architecture, or the first auto class that knows its type.
 
     Raise ValueError if there is neither.
     """

@@ -244,8 +244,8 @@ class ProbedEmbedding:
         text: PreTrainedConfig,
         values: JsonObject,
     ) -> None:
-        """Find the rotary modules of a model that transformers built from these values in the child
-        process."""
+        """Find the rotary modules of a model that the child process built from these values, to
+        test them with changed values."""
         self.child = child
         self.text = text
         self.given = dict(values)
@@ -282,8 +282,8 @@ class ProbedEmbedding:
             return {}
 
     def values_with_rope(self, entry: JsonObject, labels: Sequence[str]) -> dict[str, Json]:
-        """Return the values from which the child process builds a text config with this rope dict;
-        if the type has labels, plain dicts for all other labels."""
+        """Return the values with which the child process tests this rope dict on the type's rotary
+        modules; if the type has labels, plain dicts for all other labels."""
         plain: dict[str, Json] = {"rope_type": "default", "rope_theta": 10000.0}
         if self.labels == [""]:
             return self.values | {"rope_parameters": plain | dict(entry)}
@@ -301,8 +301,8 @@ class ProbedEmbedding:
 
 
 def _order_of_label(label: str) -> tuple[bool, str]:
-    """Return the sort key of a rope dict's label in the child's description: labels of layers with
-    windows come first."""
+    """Return the key by which the child process sorts the labels of the rotary modules that it
+    built: labels of layers with windows come first."""
     return not WINDOWED.search(label), label
 
 
@@ -373,8 +373,8 @@ def theta_keys(embedding: ProbedEmbedding) -> dict[str, list[str]]:
 
 
 def scaled_rope_dicts(pairs: int) -> dict[str, dict[str, Json]]:
-    """Return one rope dict of each scaled type: the child process tries which of them a class of
-    transformers takes."""
+    """Return one rope dict of each scaled type, with which the child process tries to build rotary
+    modules of a class of transformers."""
     original: dict[str, Json] = {"factor": 4.0, "original_max_position_embeddings": SHORT}
     return {
         "linear": {"factor": 4.0},

@@ -59,8 +59,8 @@ class NotRun(Exception):
 
 
 def stack_of_layers(model: nn.Module, count: int) -> list[nn.Module]:
-    """Return the stack of layers of a model that transformers built. Raise NotRun if there is none
-    of this length."""
+    """Return the stack of layers of a model that the child process built by transformers. Raise
+    NotRun if there is none of this length."""
     from torch import nn
 
     for module in model.modules():
@@ -70,8 +70,8 @@ def stack_of_layers(model: nn.Module, count: int) -> list[nn.Module]:
 
 
 def kind_of_layer(layer: nn.Module) -> tuple[Hashable, ...]:
-    """Return the modules of a built layer with their shapes and settings; layers of one kind have
-    them equal."""
+    """Return the modules of a layer with their shapes and settings, by which the proof's small
+    model includes each kind of layer. Layers of one kind have them equal."""
     parts: list[Hashable] = []
     for name, module in layer.named_modules():
         settings = [
@@ -85,8 +85,8 @@ def kind_of_layer(layer: nn.Module) -> tuple[Hashable, ...]:
 
 
 def kinds_of_layers(layers: Sequence[nn.Module], config: PreTrainedConfig) -> list[Hashable]:
-    """Return the kind of each built layer, with the layer's entry in each list of the config that
-    has one for each."""
+    """Return the kind of each layer that the child process built, with the layer's entry in each
+    list of the config that has one for each."""
     lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == len(layers)]
     return [
         (kind_of_layer(layer), str([v[index] for v in lists])) for index, layer in enumerate(layers)
