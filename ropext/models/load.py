@@ -172,8 +172,8 @@ class Loading:
 def loading_of(
     options: "DocumentOptions", trust_remote_code: bool = False, masked: bool = False
 ) -> Loading:
-    """Return the settings for loading a model's weights into memory, from the options of an
-    evaluation: dtype, device and attention."""
+    """Return how to load a model's weights into memory: the dtype, device and attention that the
+    options name."""
     import torch
 
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -340,8 +340,8 @@ def report_memory_used(
 
 
 def _inactive_file_bytes() -> int:
-    """Return the bytes of page cache in a container that a model in memory may take, because the
-    kernel takes them back first. Return 0 if it does not report them."""
+    """Return the bytes of free memory that a loaded model may take from a container's page cache,
+    which the kernel takes back first. Return 0 if the container does not report them."""
     stat = CGROUP / "memory.stat"
     lines = stat.read_text("ascii").splitlines() if stat.exists() else []
     return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

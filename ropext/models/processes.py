@@ -62,8 +62,8 @@ def readers() -> int:
 
 
 def check_rows(rows: int, tokens: int, short: int = 0) -> None:
-    """Raise InputError if the processes with a model in memory cannot share the rows, `short`
-    windows of --keep-short included."""
+    """Raise InputError if the processes that share one model in memory cannot divide the rows among
+    them, `short` windows of --keep-short included."""
     count = readers()
     pieces = 2 * processes_of_each_row()
     rows += short
@@ -81,8 +81,8 @@ def check_rows(rows: int, tokens: int, short: int = 0) -> None:
 
 
 def check_fsdp(qlora: bool, train: str) -> None:
-    """Raise UsageError if the processes of a launch with FSDP cannot share the model in memory, by
-    their config or with these options."""
+    """Raise UsageError if the launched processes cannot share one model in memory by FSDP, because
+    of its config or these options."""
     if not is_fsdp():
         return
     wanted = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
@@ -100,8 +100,8 @@ def check_fsdp(qlora: bool, train: str) -> None:
 
 
 def keep_float32(plugin: "FullyShardedDataParallelPlugin | None") -> None:
-    """Keep in float32 the numbers of a model, shared between processes, that accelerate's FSDP2
-    would round to bfloat16.
+    """Have the processes that share a model in memory keep in float32 the numbers that accelerate's
+    FSDP2 would round to bfloat16.
 
     They are the loss, and the gradients while they are added up over the processes.
     """

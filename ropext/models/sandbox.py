@@ -33,16 +33,16 @@ MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
 
 
 def build_tokenizer(directory: str) -> int:
-    """Load a model's tokenizer on trial in the child process, before ropext itself loads it into
-    memory, and return its length."""
+    """Load the tokenizer of a model on trial in the sandbox, before ropext loads it into memory,
+    and return its length."""
     from transformers import AutoTokenizer
 
     return len(AutoTokenizer.from_pretrained(directory, trust_remote_code=False))
 
 
 def encode_text(file: str) -> tuple[int, int]:
-    """Return the numbers of characters and tokens of a short text, encoded by a model's tokenizer
-    in the child process.
+    """Encode a short text in the sandbox by the tokenizer of a model to load; return the numbers of
+    characters and tokens.
 
     The text has all the strings that the tokenizer's normalizers replace.
     """
@@ -57,8 +57,8 @@ def encode_text(file: str) -> tuple[int, int]:
 def render_chat_template(
     template: str, messages: "Json", words: "dict[str, Json]", opening: bool
 ) -> str:
-    """Render a conversation through the chat template of a loaded model in the child process, as
-    stock transformers does."""
+    """Render a conversation through a loaded model's own chat template in the sandbox, with
+    transformers' function for it."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     words |= {"chat_template": template, "add_generation_prompt": opening}
@@ -76,14 +76,14 @@ class AnswerParser:
     """
 
     def __init__(self) -> None:
-        """Begin without an answer of a loaded model to parse in the child process; the first
-        template begins one."""
+        """Begin the sandbox's parser without an answer of a loaded model; the first template begins
+        one."""
         self.parser: Any = None
         self.spent = 0.0  # seconds, on this answer
 
     def __call__(self, template: "Json", prompt: str, text: str, ends: bool) -> "Json":
-        """Return the events of the next piece of a loaded model's answer, parsed in the child
-        process; a template begins another answer to `prompt`."""
+        """Return the events of the next piece of text that a model in memory writes, parsed in the
+        sandbox. A template begins another answer to `prompt`."""
         started = time.perf_counter()
         events = []
         if template is not None:
@@ -102,8 +102,8 @@ class AnswerParser:
 
 
 def main() -> None:
-    """Answer each question about a loaded model's tokenizer, chat template or answer in the child
-    process, until stdin ends."""
+    """Answer each question about a loaded model's tokenizer, chat template or answer in the
+    sandbox, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     answers: dict[str, Callable[..., object]] = {
         "render": render_chat_template,

@@ -26,8 +26,8 @@ _idle: dict[tuple[str, int], subprocess.Popen[str]] = {}
 
 
 def ask_sandbox(kind: str, question: JsonObject, size: int = 0) -> Json:
-    """Return the answer of the child process that loads a model's tokenizer on trial, renders a
-    loaded model's chat template or parses its answer.
+    """Return the answer of the sandbox: a child process that loads a model's tokenizer on trial,
+    renders a loaded model's chat template or parses its answer.
 
     Its limits grow with the size of the files that it reads. Raise ValueError with its reason if it
     refuses, and TimeoutError if it ended itself.
@@ -67,8 +67,8 @@ def ask_sandbox(kind: str, question: JsonObject, size: int = 0) -> Json:
 
 @cache
 def try_tokenizer(file: Path, changed: int) -> None:
-    """Raise InputError if a tokenizer.json, loaded in a child process, makes too many tokens from a
-    short text.
+    """Try a model's tokenizer in the sandbox before it is loaded into memory: raise InputError if
+    its tokenizer.json makes too many tokens from a short text.
 
     `changed` is its time of change, which keys the cache.
     """
@@ -86,8 +86,8 @@ def try_tokenizer(file: Path, changed: int) -> None:
 
 @cache
 def try_tokenizer_class(directory: Path, size: int, changed: int) -> None:
-    """Raise InputError if transformers, in a child process, cannot load a tokenizer from a
-    directory's files within the limits.
+    """Try a model's tokenizer in the sandbox before it is loaded into memory: raise InputError if
+    transformers cannot load it from the directory's files within the limits.
 
     `size` is their bytes; `changed` is their time of change, which keys the cache.
     """
@@ -133,8 +133,8 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
 
 
 def _is_tokenizer_file(name: str) -> bool:
-    """Return whether transformers may read a file when a model's tokenizer is loaded into
-    memory."""
+    """Return whether a file counts in the trial of a model's tokenizer: transformers may read it to
+    load the tokenizer into memory."""
     return "/" not in name and not name.endswith((".safetensors", ".py", ".md"))
 
 

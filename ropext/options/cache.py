@@ -23,17 +23,19 @@ class StoredCache:
 
     @property
     def name(self) -> str:
-        """Return the value of the option --kv as a row's label. It also names a folder."""
+        """Return the value of the option --kv as a row's label: `q8_0-q4_0`. It also names a
+        folder."""
         return self.keys if self.keys == self.values else f"{self.keys}-{self.values}"
 
 
 def full_cache_name(name: str) -> str:
-    """Return the full name of a type of cache that `--kv` takes: `q8_0` for `q8`."""
+    """Return the full spelling of a value that the option --kv takes: `q8_0` for the short `q8`."""
     return SHORT_NAMES.get(name, name)
 
 
 def stored_cache(name: str) -> StoredCache:
-    """Read one value of `--kv`: `q8_0`, or `q8_0/q4_0` for keys and values apart."""
+    """Check and read one value of the option --kv: `q8_0`, or `q8_0/q4_0` for keys and values
+    apart."""
     keys, separator, values = name.partition(APART)
     if not separator:
         values = keys
@@ -48,7 +50,8 @@ def stored_cache(name: str) -> StoredCache:
 
 
 def _rounded_caches(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check `eval --kv`: each cache differs from the others, and each rounds keys or values."""
+    """Check the option --kv of `eval`: each cache differs from the others, and each rounds keys or
+    values."""
     for name in names:
         if stored_cache(name) == StoredCache(UNROUNDED, UNROUNDED):
             raise UsageError(

@@ -268,8 +268,8 @@ def help_for_python(text: str) -> str:
 
 
 def worded_for_python(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a public function as a caller in Python gets it: errors and narration name arguments
-    in place of flags."""
+    """Return a public function whose errors and narration name the options as Python's arguments,
+    not as flags."""
     parameters = inspect.signature(function).parameters
 
     def sentence_for_python(sentence: str) -> str:
@@ -278,7 +278,8 @@ def worded_for_python(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the public function; reword its narration and its errors."""
+        """Call a public function; its narration and errors name the options as arguments, not as
+        flags."""
         say = kwargs.get("say")
         if callable(say):
             kwargs["say"] = lambda sentence: say(sentence_for_python(sentence))

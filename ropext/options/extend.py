@@ -278,7 +278,8 @@ class Extend(Extension):
 
 
 def knobs_for(options: Extend, method: str) -> object:
-    """Return the given options that are knobs of this --method. Refuse a knob of another method."""
+    """Return the given flags that are knobs of this --method; refuse a flag that is a knob of
+    another method."""
     kind = scaling.find(method)
     given = dict[str, object]()
     for name in KNOBS:
@@ -321,7 +322,8 @@ def resolve_target(options: Extend, context: int) -> int:
 
 
 def _no_target_error(options: Extend, context: int) -> UsageError:
-    """Return the error that neither of the options --factor and --target is given."""
+    """Return the error for a missing option: neither of the flags --factor and --target is
+    given."""
     advice = f"give --factor 4, or --target {4 * context} (the model's context is {context})"
     if options.context is not None:
         advice += f"; --context N is what it was trained on, --target {context} what it is to read"
@@ -395,8 +397,8 @@ class Choosing(Options):
 
 
 def is_run(options: Mapping[str, Any], *later: object) -> bool:
-    """Return whether options of `extend` name --method auto, an option of it, or later steps. Such
-    options make a recipe."""
+    """Return whether the flags or Python arguments of `extend` make a recipe: --method auto, an
+    option of it, or later steps."""
     is_choice = options.get("method") == AUTO
     has_choosing = any(name in options for name in Choosing.model_fields)
     return is_choice or has_choosing or any(later)

@@ -247,8 +247,8 @@ TextsOrPlace = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
 
 
 def documents_as_place(given: TextsOrPlace) -> str:
-    """Return the documents of an option such as --data as one string: their place, or a `Texts`
-    that holds them."""
+    """Check the value that Python gives to an option such as --data, and return it as one string: a
+    place, or a `Texts` that holds the documents."""
     if isinstance(given, str):
         return given
     if isinstance(given, PathLike):

@@ -30,7 +30,8 @@ def memory_bytes(text: str) -> int:
 
 
 def _known_caches(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check `plan --kv`: return the full names of the types of cache, and refuse an unknown one."""
+    """Check the option --kv of `plan`: return the full names of the types of cache, and refuse an
+    unknown one."""
     full = tuple(map(full_cache_name, names))
     for name in full:
         if name not in CACHE_NAMES:

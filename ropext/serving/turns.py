@@ -258,8 +258,8 @@ class AnswerThread:
         self.thread.start()
 
     def ask(self, question: CompletionRequest) -> AnswerStreamer:
-        """Put a client's prompt into the line, and return the streamer that gets its answer; refuse
-        it if MOST_WAITING prompts wait, or if the thread has ended."""
+        """Put the prompt of an OpenAI client into the server's line, and return the streamer of its
+        answer; refuse it if MOST_WAITING prompts wait, or if the thread has ended."""
         if not self.thread.is_alive():
             raise RequestRefusal("the thread that answers has ended; restart the server", 503)
         streamer = AnswerStreamer(self.served, question)

@@ -39,8 +39,8 @@ def share_text(change: Value) -> str:
 
 
 def fit_result(done: Fitted) -> str:
-    """Return the report of a finished fit, as it is printed: the spectrum, its tables and the
-    cost."""
+    """Write the text for the terminal after the training of a fit: the spectrum, its tables, notes
+    and the cost."""
     what = f"the fitted RoPE frequencies, as {done.method}"
     if done.kept != FITTED:
         what = f"{done.start}, the starting point: the fit is not better at 95 % confidence"
@@ -154,7 +154,8 @@ def fit_files(done: Fitted, kept: JsonObject) -> dict[str, bytes]:
 
 
 def _factors_picture(done: Fitted) -> bytes:
-    """Draw OUT/fit/pair-factors.png: the pair factors that are written, and the closed forms'."""
+    """Draw the pair factors that a fit writes after its training, and the closed forms', as
+    OUT/fit/pair-factors.png."""
     from matplotlib.ticker import FuncFormatter
 
     from ropext.results.report import plots
@@ -174,8 +175,8 @@ def _factors_picture(done: Fitted) -> bytes:
 
 
 def _positions_picture(done: Fitted) -> bytes:
-    """Draw OUT/fit/positions.png: the loss by position on held-out documents, before and after a
-    fit."""
+    """Draw the loss by position before and after the training of a fit, on held-out documents, as
+    OUT/fit/positions.png."""
     from ropext.results.report import plots
 
     assert done.measurement is not None  # of a fit

@@ -243,8 +243,8 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         """Write OUT of the training as a whole or not at all."""
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse an output of a training, or a folder of its run, that holds something else or
-        has no room. Accept a finished result of this training."""
+        """Refuse to fine-tune or fit into an output, or the folder of its run, that holds something
+        else or has no room. Accept a finished result of this training."""
         if self.done_before(output, call) is None:
             self._settled_folder(output, call, changes=False).check(call.force)
 
@@ -373,8 +373,8 @@ class TrainingObjective(Training, ABC, Generic[Done]):
             )
 
     def kept_json(self, result: Done) -> dict[str, Json]:
-        """Return the content of result.json in OUT: the result of the training, and the values
-        that decide it. `done_before` reads it."""
+        """Return the content of result.json that a fine-tuning or fit keeps in OUT: its result, and
+        the values that decide it. `done_before` reads it."""
         content = result.to_json()
         del content["output"]
         return {DECIDES: self.decides(files=True), CONTENT: content}

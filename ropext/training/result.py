@@ -61,8 +61,8 @@ class TrainingResult(Result):
         return self.work
 
     def _finished_before_error(self) -> InputError:
-        """Return the error that an earlier call finished the fine-tuning or fit. Its trained model
-        is not in memory."""
+        """Return the error that an earlier call did the fine-tuning or fit, so its models and
+        documents are not in memory."""
         return InputError(
             f"{self.output} was finished before, and its models and documents are not in memory; "
             "force=True (--force) trains again"
@@ -172,7 +172,8 @@ class Fitted(TrainingResult):
 
     @property
     def plan(self) -> Plan:
-        """Return the plan that a fit wrote; refuse if an earlier call wrote it."""
+        """Return the plan that a fit wrote after its training; refuse if an earlier call did the
+        training."""
         if self.written is None:
             raise self._finished_before_error()
         return self.written

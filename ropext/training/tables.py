@@ -18,8 +18,8 @@ BEHIND = "behind@"  # the same above the base
 
 
 def _table_rows(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
-    """Return the models that were read before and after a training, by their names, each gain
-    also as a loss above the base. The base gets no number that compares it with the base."""
+    """Return a row for each model of a training, such as base and tuned, with each gain also as a
+    loss above the base. The base gets no number that compares it with the base."""
     rows = list[tuple[str, dict[str, Value]]]()
     for label, name in names.items():
         if label not in numbers:
@@ -40,7 +40,8 @@ def _training_loss_cell(value: Value | None) -> str:
 
 
 def _short_tax_cell(value: Value | None) -> str:
-    """Write the short tax in the table that reports a fine-tuning or a fit. It has a sign."""
+    """Write the short tax of a fine-tuning or a fit, with its sign, as a cell of the training's
+    table."""
     return "" if value is None else f"{value.value:+.4f}"
 
 
@@ -70,8 +71,8 @@ def finetune_table(
 
 
 def _negative(gain: Value) -> Value:
-    """Return a gain of a training as nats per token above the base on the same tokens, paired by
-    document."""
+    """Turn the gain of a fine-tuned or fitted model into its loss above the base, in nats per token
+    on the same tokens, paired by document."""
     ci95 = gain.ci95
     if ci95 is not None:
         low, high = ci95
@@ -80,7 +81,8 @@ def _negative(gain: Value) -> Value:
 
 
 def _above_base_cell(value: Value | None) -> str:
-    """Write a loss above the base in the table that reports a fine-tuning, with its interval."""
+    """Write the loss of a fine-tuning's model above its base, with the interval, as a cell of the
+    training's table."""
     if value is None:
         return ""
     if value.ci95 is None:
@@ -101,8 +103,8 @@ def fit_table(
     *,
     wrote_fitted: bool,
 ) -> Table:
-    """Return the table of a fit: base, start and, if it was written, the fitted model on
-    held-out documents; `lengths` are the context and the target."""
+    """Build the table that a fit shows after its training, on held-out documents: base, start and,
+    if it was written, the fitted model. `lengths` are the context and the target."""
     context, target = lengths
     mark = "" if overlap is None else overlap.mark
     names = {BASE: BASE, START: start}

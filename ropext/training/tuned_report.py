@@ -42,7 +42,7 @@ SECTION = "finetune of ropext.json"
 
 
 def finetune_result(done: Finetuned) -> str:
-    """Return the report of a finished fine-tuning, as it is printed: its steps, losses and
+    """Write the text for the terminal after a fine-tuning: its trained steps, held-out losses and
     notes."""
     target = done.training.target
     line = f"wrote {done.output}: trained {done.steps} steps"
@@ -63,7 +63,8 @@ def finetune_result(done: Finetuned) -> str:
 
 
 def recorded_finetune_table(section: JsonObject, target: int) -> Table | None:
-    """Return the table of a fine-tuning that ropext.json keeps; None if no document was read."""
+    """Return the table of a tuned model against its base and control, as its fine-tuning recorded
+    it in ropext.json; None if no document was read."""
     overlap = read_overlap(section.get("overlap"), SECTION)
     numbers = read_values(dict[str, Values], section.get("numbers") or {}, SECTION)
     table = finetune_table(numbers, target, overlap, "Fine-tuning")
@@ -76,8 +77,8 @@ def recorded_finetune_table(section: JsonObject, target: int) -> Table | None:
 
 
 def finetune_verdict(numbers: Numbers, target: int) -> list[str]:
-    """Return the conclusions from the table of a fine-tuning, which separate adaptation to the
-    text from extension."""
+    """Write from a fine-tuning's table how much the tuned model gains beyond its control, to
+    separate extension from adaptation to the text."""
     if not numbers:
         return []
     tails = {label: values[f"tail_nll@{target}"] for label, values in numbers.items()}
@@ -183,7 +184,8 @@ def finetune_files(done: Finetuned, kept: JsonObject) -> dict[str, bytes]:
 
 
 def _losses_picture(done: Finetuned) -> bytes:
-    """Draw OUT/training/loss.png: the training loss and the evaluations, by step."""
+    """Draw the training loss of a fine-tuning and its control, and the evaluations, by optimiser
+    step, as OUT/training/loss.png."""
     from matplotlib.ticker import MaxNLocator
 
     from ropext.results.report import plots
@@ -214,7 +216,7 @@ def _losses_picture(done: Finetuned) -> bytes:
 def _draw_losses(
     axis: "Axes", losses: Sequence[Mapping[str, float]], label: str, colour: str
 ) -> None:
-    """Draw the training loss of each logged step."""
+    """Draw the losses that a fine-tuning or its control logged while it trained, by step."""
     if losses:
         steps = [entry["step"] for entry in losses]
         values = [entry["loss"] for entry in losses]

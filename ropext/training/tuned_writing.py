@@ -143,9 +143,9 @@ def _copy_base_files(
     directory: Path,
     manner: WriteOptions,
 ) -> dict[str, str]:
-    """Copy or link the base's files into a fine-tuned output unchanged, and return their known
-    SHA-256 values. The base's config.json replaces save_pretrained's own, which lacks the legacy
-    spellings."""
+    """Complete a fine-tuning's OUT with the base's files, copied or linked unchanged, and return
+    their known SHA-256 values. The base's config.json replaces save_pretrained's own, which lacks
+    the legacy spellings."""
     digests = dict[str, str]()
     for name in names:
         source = snapshot.path(name)
@@ -242,7 +242,8 @@ def write_adapter(origin: Origin, adapter: Path, directory: Path, story: Trainin
 def copy_adapter(
     adapter: Path, directory: Path, base: str, revision: str | None, story: TrainingSummary
 ) -> None:
-    """Copy a trained adapter into a new folder of OUT, under the name of its base."""
+    """Copy the PEFT adapter that a fine-tuning or its control trained into a new folder of OUT,
+    under the name of its base."""
     directory.mkdir()
     (directory / HASHES).write_bytes(dump(story.trained_on))
     shutil.copyfile(adapter / WEIGHTS, directory / WEIGHTS)

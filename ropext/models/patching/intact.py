@@ -105,7 +105,8 @@ def _frequencies(module: "nn.Module | None") -> Iterator[tuple[str, torch.Tensor
 
 
 def _follows_length(module: "nn.Module", name: str) -> bool:
-    """Return whether transformers computes a buffer of a rotary module again for each length.
+    """Return whether a model in memory computes this buffer of its rotary module again for each
+    length.
 
     The constant source of such a buffer is `original_inv_freq`.
     """
@@ -118,7 +119,7 @@ def _follows_length(module: "nn.Module", name: str) -> bool:
 
 
 def _are_cast_frequencies(held: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Return whether the frequencies of a rotary module in memory are the wanted ones, cast to its
+    """Return whether a rotary module of a model in memory has the wanted frequencies, cast to its
     dtype."""
     if held.shape != wanted.shape:
         return False

@@ -360,8 +360,8 @@ def _probed_queries_and_keys(live: "PreTrainedModel") -> dict[nn.Module, list[tu
 def _rotation_of_module(
     seen: Sequence[tuple[Tensor, ...]], spectra: Sequence[Sequence[float]]
 ) -> Rotation | None:
-    """Return the rotation of an attention module in memory that moved the same tokens by `SHIFT`.
-    Return None if they did not rotate."""
+    """Return how an attention module of the model to patch rotates, found on the same tokens moved
+    by `SHIFT`. Return None if it does not rotate them."""
     here, there = ([state.float() for state in states] for states in seen)
     at = torch.arange(here[0].shape[2], device=here[0].device)[None].expand(len(here[0]), -1)
 
