@@ -69,8 +69,8 @@ def encoder_of(snapshot: Snapshot, options: Measuring, trust_remote_code: bool) 
 
 
 def _vocabulary_size(config: dict[str, Json]) -> int | None:
-    """Return the number of embeddings that a config.json states, or else the default of its model
-    type; None if there is neither."""
+    """Return the number of embeddings for the encoder of documents: as config.json states it, or
+    else the default of its model type; None if there is neither."""
     part = config
     if not config.get("vocab_size"):
         found = locate(config)

@@ -174,7 +174,8 @@ class ReadingMode:
 
 
 def slice_for(budget: int, vocabulary: int) -> int:
-    """Return the tokens of one head slice within a memory budget (bytes), a power of two."""
+    """Return the tokens of one head slice of a forward pass within a memory budget (bytes), a power
+    of two."""
     fast = max(KEPT_SLICE, KEPT_BYTES // (4 * vocabulary))
     wanted = min(LONGEST_SLICE, fast, int(budget / (HEAD_BYTES * vocabulary)))
     return 1 << (max(SHORTEST_SLICE, wanted).bit_length() - 1)

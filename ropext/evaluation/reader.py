@@ -131,7 +131,8 @@ class Shape:
     masks: bool = True  # masks if a window is narrower than a row; flash attention needs none
 
     def peak_bytes(self, num_tokens: int, manner: ReadingMode) -> int:
-        """Return the bytes above the weights, at the widest moment of one pass."""
+        """Return the bytes above the weights, at the widest moment of one forward pass over a
+        document."""
         at_once = min(num_tokens, manner.chunk or num_tokens)
         attention = 2 * self.hidden + (3 * self.heads + 4 * self.kv_heads) * self.head_dim
         widest = max(attention, 2 * self.hidden + 3 * self.feed_forward)

@@ -55,8 +55,8 @@ class InMemoryModel:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def copied(self) -> "torch.nn.Module":
-        """Return a copy of the model that computes variants; it shares the memory of the
-        weights."""
+        """Return a copy of the measured model that computes its variants; it shares the memory of
+        the weights."""
         try:
             copied = copy.deepcopy(self.model, _shared(self.model)).eval()
         except Exception as error:  # any error of an attribute of the model
@@ -70,7 +70,8 @@ class InMemoryModel:
         return copied
 
     def identity(self) -> dict[str, Json]:
-        """Return the identity of a model in memory, like `Digests.of_checkpoint` for a directory.
+        """Return the identity of a measured model in memory, like `Digests.of_checkpoint` for a
+        directory.
 
         No digest covers everything that computes (patched functions, hooks, autocast), so no two
         calls share an identity.

@@ -82,16 +82,16 @@ class Item:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Return what identifies the answer to a retrieval item: all fields except those that only
-        truncation needs."""
+        """Return the fields of a retrieval question that identify its answer: all except the
+        fields that only truncation needs."""
         fields = dict(vars(self))
         del fields["text"], fields["whole"]
         return fields
 
     @property
     def prompt_hash(self) -> str:
-        """Return the hash that identifies a retrieval question, whether its text is truncated or
-        not."""
+        """Return the hash of a retrieval question's prompt, which identifies it whether its
+        text is truncated or not."""
         if self.whole:
             return self.whole
         packed = struct.pack(f"<{len(self.prompt)}i", *self.prompt)

@@ -85,7 +85,7 @@ def fingerprint(text: str, read: str) -> Fingerprint:
 
 
 def joined(parts: Iterable[Fingerprint]) -> Fingerprint:
-    """Return the fingerprint of several documents together."""
+    """Return one fingerprint for several documents of a corpus together."""
     prints = list(parts)
     contents = tuple(content for part in prints for content in part.contents)
     passages = unique_hashes([part.passages for part in prints])
