@@ -36,8 +36,8 @@ ADAPTER = "in memory"  # the place of a variant's adapter
 
 
 def check_output(output: Path, force: bool | None) -> None:
-    """Raise OutputExists if the output for a model in memory holds results, because they may be of
-    another model."""
+    """Raise OutputExists if the output for measuring a model in memory holds results, because they
+    may be of another model."""
     if not force and workdir.read(output) is not None and workdir.has_work(output):
         raise OutputExists(
             f"{output} holds results, and results of a model in memory are never resumed; give "

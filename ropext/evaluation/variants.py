@@ -107,7 +107,7 @@ class InMemorySnapshot(Snapshot):
     origin: Snapshot | None = None  # the checkpoint that its weights came from
 
     def require_weights(self) -> None:
-        """Do nothing before documents are read: the weights are in memory."""
+        """Do nothing before a variant reads documents: the weights are in memory."""
 
 
 def in_memory_model_of(snapshot: Snapshot) -> InMemoryModel | None:
