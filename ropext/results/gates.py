@@ -268,8 +268,12 @@ class GateMetrics:
             return None
         if gate.task in TASK_NAMES and gate.task not in self.options.tasks:
             return f"{gate.task} is asked only where --tasks names it: add --tasks {gate.task}"
-        there = ", ".join([f"{name}@LENGTH" for name in at] + whole)
-        return f"no such metric; there are {there or 'none'}"
+        there = ", ".join([f"{name}@LENGTH" for name in at] + whole) or "none"
+        if gate.run is not None:
+            at_alone, whole_alone = self.metrics(gate.variant)
+            if (name in at_alone and name not in at) or gate.metric in whole_alone:
+                return f"{name} has no difference to another model; with `vs` there are {there}"
+        return f"no such metric; there are {there}"
 
     def _unsure(self, gate: Gate) -> str | None:
         """Return the reason if the gate would find no interval."""

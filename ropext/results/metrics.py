@@ -85,7 +85,9 @@ class Metric:
     method: str
     of: tuple[str, ...] = ("reading",)
     span: "Callable[[LossStatistics, int], Span] | None" = _tail_span
-    compares: bool = False  # two models have a difference over this span, in nats per token
+    # Two models have a difference over this span: of their mean losses, in nats per token. So only
+    # a mean loss, or its exponential, can have one.
+    compares: bool = False
     option: str = ""  # the option of an evaluation without which it is not there
     causal: bool = False  # not a number of masked language models, whose tail alone is scored
     gate_rules: GateRules = GateRules()

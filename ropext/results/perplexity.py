@@ -5,9 +5,7 @@ An array holds one float32 per token: the NLL of token t given all tokens before
 not-a-number, for nothing precedes it. Sums are float64. For a masked language model only the tail
 is scored, the same tokens in windows of each length. Numbers of different protocols do not compare.
 
-Names in results: `tail@C` and `in_window@C` are perplexities, `tail_nll@C`, `in_window_nll@C`,
-`gain@C` and `short_tax` are nats per token, `cumulative@C` is a perplexity over all tokens before
-C.
+The names of the numbers in results are in `metrics.py`.
 """
 
 import math

@@ -1,7 +1,13 @@
-"""A metric is added in one place, a column of the printed table in one: all else follows."""
+"""A metric that an existing method computes is added in one place, a column of the printed table in
+one: all else follows."""
+
+import re
+from pathlib import Path
 
 import numpy as np
+import pytest
 
+from ropext.base.errors import UsageError
 from ropext.options.evaluate import Measuring
 from ropext.results import metrics, rundir
 from ropext.results.gates import GateMetrics, parse_gate
@@ -53,3 +59,33 @@ def test_a_metric_needs_one_entry_and_a_column_another(monkeypatch):
     (table,) = tables.main_tables(run)
     assert "first token" in table.header
     assert "first token: nats" in table.note
+
+
+def test_only_losses_and_perplexities_are_compared():
+    """A difference is always of two mean losses: of any other number it would be another number."""
+    for metric in metrics.TEXT_METRICS + metrics.WHOLE_METRICS:
+        assert not metric.compares or metric.method in ("nll", "perplexity", "difference"), metric
+
+
+def test_the_page_names_every_metric_and_which_have_a_difference():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+    compares = dict[str, bool]()
+    for names, answer in re.findall(
+        r"^\| (`.*`) \|.*\| (yes|no) \|$", page.read_text("utf-8"), re.M
+    ):
+        for name in re.findall(r"`(\w+)(?:@LENGTH)?`", names):
+            compares[name] = answer == "yes"
+    for metric in metrics.TEXT_METRICS + metrics.WHOLE_METRICS:
+        assert compares[metric.name] is metric.compares, metric.name
+
+
+@pytest.mark.parametrize("metric", ["bpb@64", "gain@64", "effective_context"])
+def test_a_gate_on_a_difference_that_does_not_exist(metric):
+    known = GateMetrics(Measuring(data="texts", max_docs=10), ["base", "a"], [64])
+    known.check([parse_gate(f"a:{metric} > 1")])
+    name = metric.partition("@")[0]
+    there = "there are tail@LENGTH, tail_nll@LENGTH, cumulative@LENGTH, short_tax"
+    with pytest.raises(UsageError, match=f"{name} has no difference to another model; .*{there}"):
+        known.check([parse_gate(f"a:{metric} > 1 vs base")])
+    with pytest.raises(UsageError, match="no such metric"):
+        known.check([parse_gate("a:tail > 1 vs base")])
