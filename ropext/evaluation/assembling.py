@@ -53,8 +53,8 @@ def assembled(
 
 
 def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
-    """Return the RULER tasks whose questions a measurement's models answered, over which `ruler@C`
-    is the mean; None if there are none."""
+    """Gather, after a measurement's forward passes, the RULER tasks whose questions its models
+    answered, over which `ruler@C` is the mean; None if there are none."""
     names = dict[str, None]()
     for model in models:
         for item in model.items:
@@ -91,8 +91,8 @@ def _model_source(
 
 
 def _model_numbers(measured: Measurement, variant: Variant) -> ModelNumbers:
-    """Return all numbers of one variant, computed from its losses and answers once it has read the
-    documents and questions."""
+    """Gather all numbers of one variant of a measurement from its losses and answers, after its
+    forward passes over the documents and questions."""
     label = variant.label
     frame = measured.frame
     model = measured.models[label]

@@ -48,7 +48,7 @@ def empty_model(
     snapshot: Snapshot, options: Evaluate, masked: bool, trust_remote_code: bool
 ) -> "PreTrainedModel":
     """Build a model as an evaluation would load it, but without weights, to check it and to count
-    costs."""
+    the costs of its forward passes."""
     import torch
 
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -132,8 +132,8 @@ def work_of(lineup: Lineup, reads: Workload) -> list[Passes]:
 
 
 def num_parameters(model: Any) -> int:
-    """Count the weights of a model, loaded or on the meta device, for the costs of a
-    measurement."""
+    """Count the weights of a model, loaded or on the meta device, for the costs of an evaluation's
+    forward passes."""
     count = 0
     for parameter in model.parameters():
         # bitsandbytes packs two 4-bit weights into a byte.

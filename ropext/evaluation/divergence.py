@@ -42,8 +42,8 @@ Positions = npt.NDArray[np.int64]
 
 
 def compared_positions(frame: LossStatistics, lengths: Sequence[int]) -> Positions:
-    """Return the positions in a document, in the tails before lengths, at which the forward passes
-    of --kl compare a model with the base."""
+    """Choose the positions of a document, in the tails before lengths, at which the forward passes
+    of --kl compare a variant with the base."""
     wanted = set[int]()
     for length in lengths:
         start, stop = frame.tail_span(length)[:2]
@@ -77,8 +77,8 @@ def against_key(frame: LossStatistics, base: str) -> str:
 
 
 def divergence_folders(frame: LossStatistics, base: str, regime: str) -> tuple[str, str]:
-    """Return the folders for the divergence and agreement (--kl) that a model's forward passes over
-    documents give in a regime."""
+    """Return the folders of a store in which a variant's forward passes over documents leave the
+    divergence and agreement (--kl) in a regime."""
     key = against_key(frame, base)
     return comparison_folder(DIVERGENCE, key, regime), comparison_folder(AGREEMENT, key, regime)
 

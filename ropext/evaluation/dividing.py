@@ -61,8 +61,8 @@ def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges:
 
 
 def write_documents(file: Path, documents: Sequence[Document]) -> None:
-    """Write the documents for a measured comparison of methods as lines of JSON, a conversation
-    under its own key."""
+    """Write divided documents, which the models of a measured comparison of methods read, as lines
+    of JSON, a conversation under its own key."""
     lines = list[str]()
     for document in documents:
         key = "text" if isinstance(document.content, str) else "messages"

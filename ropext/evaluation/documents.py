@@ -69,8 +69,8 @@ def encoder_of(snapshot: Snapshot, options: Measuring, trust_remote_code: bool) 
 
 
 def _vocabulary_size(config: dict[str, Json]) -> int | None:
-    """Return the number of embeddings for the encoder of documents: as config.json states it, or
-    else the default of its model type; None if there is neither."""
+    """Return the number of embeddings, which bounds the ids of encoded documents: as config.json
+    states it, or else the default of its model type; None if there is neither."""
     part = config
     if not config.get("vocab_size"):
         found = locate(config)
@@ -278,8 +278,8 @@ def _bundled_questions(
 
 
 def read_passages(path: str) -> tuple[KnownAnswer, ...]:
-    """Read the questions that a measurement takes from --passages, a JSONL file: {"question": TEXT,
-    "answers": [TEXT, ...], "passages": [...]}."""
+    """Read the questions and passages that models read in a measurement (--passages) from a JSONL
+    file: {"question": TEXT, "answers": [TEXT, ...], "passages": [...]}."""
     if not Path(path).is_file():
         raise InputError(f"--passages {path} is no file")
     known = list[KnownAnswer]()
@@ -303,14 +303,14 @@ def read_passages(path: str) -> tuple[KnownAnswer, ...]:
 
 
 def _is_nonempty_text(value: object) -> TypeGuard[str]:
-    """Return whether a value in the --passages file of a measurement is a text that is not
-    blank."""
+    """Return whether a value in the file of passages that a measurement reads (--passages) is a
+    text that is not blank."""
     return isinstance(value, str) and bool(value.strip())
 
 
 def _are_nonempty_texts(value: object) -> TypeGuard[list[str]]:
-    """Return whether a value in the --passages file of a measurement is a list of one text or more,
-    none of them blank."""
+    """Return whether a value in the file of passages that a measurement reads (--passages) is a
+    list of one text or more, none of them blank."""
     return (
         isinstance(value, list) and bool(value) and all(_is_nonempty_text(text) for text in value)
     )

@@ -287,7 +287,8 @@ class Evaluation:
         return digests
 
     def _write(self, done: Measurement) -> None:
-        """Write the losses of the documents (--losses) and the report of the evaluation."""
+        """Write a finished measurement: the losses of its documents (--losses), and the report of
+        the evaluation."""
         corpus = self.corpus
         if self.losses is not None and corpus is not None:
             texts = ((document.name, document.ids) for document in corpus.documents)

@@ -174,8 +174,8 @@ class ReadingMode:
 
 
 def slice_for(budget: int, vocabulary: int) -> int:
-    """Return the tokens of one head slice of a forward pass within a memory budget (bytes), a power
-    of two."""
+    """Return how many tokens of a forward pass go through the head in one slice within a memory
+    budget (bytes): a power of two."""
     fast = max(KEPT_SLICE, KEPT_BYTES // (4 * vocabulary))
     wanted = min(LONGEST_SLICE, fast, int(budget / (HEAD_BYTES * vocabulary)))
     return 1 << (max(SHORTEST_SLICE, wanted).bit_length() - 1)
@@ -186,8 +186,8 @@ class NanInLogits(InputError):
 
 
 def no_matrix(why: str) -> UnsupportedModel:
-    """Return the error for a model whose forward passes over documents need its head as a matrix;
-    `why` names the option that needs it."""
+    """Return the error for a measurement whose forward passes over documents need the model's head
+    as a matrix; `why` names the option that needs it."""
     return UnsupportedModel(
         f"{why}: the head of this model is more than a matrix, or its body does not run apart from "
         "it; leave the option out"

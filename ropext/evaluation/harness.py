@@ -58,7 +58,8 @@ def decided_by(tasks: Sequence[Json]) -> dict[str, Json]:
 
 
 def _task_folders(task: str, index: JsonObject) -> set[Path]:
-    """Return the folder of a task of lm-evaluation-harness, or of each task with a tag."""
+    """Return the folder of a task of lm-evaluation-harness that a measurement runs (--lm-eval), or
+    of each task with a tag."""
     if (path := _task_field(index.get(task), "yaml_path")) is not None:
         return {path.parent}
     tagged = [name for name, entry in index.items() if task in (_task_field(entry, "tags") or ())]

@@ -36,8 +36,8 @@ ADAPTER = "in memory"  # the place of a variant's adapter
 
 
 def check_output(output: Path, force: bool | None) -> None:
-    """Raise OutputExists if the output for measuring a model in memory holds results, because they
-    may be of another model."""
+    """Raise OutputExists if the output for an evaluation of a model in memory holds results of a
+    measurement, because they may be of another model."""
     if not force and workdir.read(output) is not None and workdir.has_work(output):
         raise OutputExists(
             f"{output} holds results, and results of a model in memory are never resumed; give "
@@ -81,8 +81,8 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> InMe
 
 
 def _merged_adapters(model: "PreTrainedModel") -> str:
-    """Return the names of the adapters that PEFT has merged in place into a model in memory, so
-    that no variant can read documents without them."""
+    """Return the names of the adapters that PEFT has merged in place into the model of an
+    evaluation, so that no variant can read documents without them."""
     names = dict[str, None]()
     for module in model.modules():
         for name in getattr(module, "merged_adapters", ()):
@@ -103,8 +103,8 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
 
 
 def _origin(live: "PreTrainedModel") -> Snapshot | None:
-    """Open the checkpoint from which a measured model in memory was loaded, if transformers keeps
-    its name; else return None."""
+    """Open, for the evaluation of a model in memory, the checkpoint from which it was loaded, if
+    transformers keeps its name; else return None."""
     name = name_of_loaded(live)
     commit = getattr(live.config, "_commit_hash", None)
     is_directory = name != "" and Path(name, CONFIG).is_file()

@@ -268,7 +268,7 @@ def _recorded_extension(record: Record | None) -> dict[str, Json]:
 def _extension_facts(
     method: str, factor: float, target: int, spectra: list[Spectrum], scaled: list[Spectrum]
 ) -> dict[str, Json]:
-    """Return the facts about the extension of a variant in the line-up of a measurement, as results
+    """Return the facts about the extension of a variant that a measurement lines up, as results
     hold them."""
     return {
         "method": method,
@@ -388,8 +388,8 @@ def _base_of_lineup(
 
 
 def _untrained_checkpoint(snapshot: Snapshot, record: Record) -> Snapshot | None:
-    """Return the checkpoint for the base variant of a measurement, with the weights from before the
-    extension; None if there is none.
+    """Return the checkpoint that a measurement reads as its base variant, with the weights from
+    before the extension; None if there is none.
 
     It is the snapshot itself if nothing was trained (a fit changes no weight), otherwise the copy
     that a fine-tuning keeps in its result.

@@ -91,8 +91,8 @@ def plans_to_measure(
 
 
 def preferred_in_ties(plans: Mapping[str, Plan]) -> list[str]:
-    """Return the methods of a measured comparison in the order in which one is taken if their
-    losses on the documents are equal.
+    """Order the methods of a measured comparison (as in `plan --measure`): the earliest is taken if
+    their losses on the documents are equal.
 
     First come methods that keep the model's mRoPE, then methods that are exact in more loaders,
     then plainer forms.

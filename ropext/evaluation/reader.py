@@ -131,8 +131,8 @@ class Shape:
     masks: bool = True  # masks if a window is narrower than a row; flash attention needs none
 
     def peak_bytes(self, num_tokens: int, manner: ReadingMode) -> int:
-        """Return the bytes above the weights, at the widest moment of one forward pass over a
-        document."""
+        """Return the memory that a measurement's forward pass over a document takes above the
+        weights, in bytes at its widest moment."""
         at_once = min(num_tokens, manner.chunk or num_tokens)
         attention = 2 * self.hidden + (3 * self.heads + 4 * self.kv_heads) * self.head_dim
         widest = max(attention, 2 * self.hidden + 3 * self.feed_forward)
@@ -160,8 +160,8 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """Return the sizes of a model, loaded or on the meta device, that decide the memory of its
-    forward passes over documents."""
+    """Return the sizes that decide the memory of a measurement's forward passes over documents, for
+    a model that is loaded or on the meta device."""
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
     hidden = int(config.hidden_size)
@@ -192,8 +192,8 @@ def shape_of(model: Any) -> Shape:
 def choose_reading_mode(
     shape: Shape, longest: int, free: int, chunk: int | None, slice_bytes: int
 ) -> ReadingMode:
-    """Choose how a model reads documents: whole if that fits into the free memory, otherwise in the
-    longest chunks that fit.
+    """Choose how a measurement's forward passes read documents: whole if that fits into the free
+    memory, otherwise in the longest chunks that fit.
 
     If nothing fits, choose the manner that takes least memory.
     """

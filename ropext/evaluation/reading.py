@@ -232,14 +232,14 @@ PINNED = "ropext_pinned"  # a rope_type that transformers' update function does 
 
 
 def _is_dynamic(rope_type: object) -> bool:
-    """Return whether transformers chooses this rope type's frequencies by the length, so that they
-    need pinning while a document is read in chunks."""
+    """Return whether a rotation needs pinning for forward passes over a document's chunks, because
+    transformers chooses its rope type's frequencies by the length."""
     return isinstance(rope_type, str) and ("dynamic" in rope_type or rope_type == "longrope")
 
 
 def _rope_types(module: Any) -> dict[str | None, str]:
-    """Return the rope types of a rotary module, to pin them while a document is read, by layer type
-    (None if it has one rotation)."""
+    """Return the rope types of a rotary module that forward passes over documents may pin, by layer
+    type (None if it has one rotation)."""
     kinds = getattr(module, "rope_type", None)
     if isinstance(kinds, dict):
         return dict(kinds)
@@ -248,8 +248,8 @@ def _rope_types(module: Any) -> dict[str | None, str]:
 
 @contextmanager
 def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
-    """Keep every rotation as in a single forward pass over `length` tokens, inside the `with` block
-    that reads documents or questions.
+    """Keep every rotation as in a single forward pass over `length` tokens, while documents or
+    questions are read inside the `with` block.
 
     transformers recomputes `dynamic` and chooses between the two sets of `longrope` from the
     largest position of every forward call. Read in chunks, the cache would hold keys of several
@@ -272,8 +272,8 @@ def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
 
 
 def _settle(module: Any, length: int) -> None:
-    """Pin a rotary module for reading a document: bring it to its state after one forward of
-    `length` tokens from its first state."""
+    """Pin a rotary module for forward passes over a document's chunks: bring it to its state after
+    one forward of `length` tokens from its first state."""
     import torch
 
     types = _rope_types(module)
@@ -298,7 +298,7 @@ def _settle(module: Any, length: int) -> None:
 
 def _state(module: Any) -> dict[str, Any]:
     """Return the rope type, frequencies, cached length and attention scaling of a rotary module, to
-    restore them after a document is read."""
+    restore them after the forward passes over a document."""
     names = [
         name
         for name in (*vars(module), *module._buffers)
@@ -310,7 +310,7 @@ def _state(module: Any) -> dict[str, Any]:
 
 def put(module: Any, name: str, value: Any) -> None:
     """Set a buffer of a rotary module, which no checkpoint holds, or an attribute, to pin or
-    restore it around a pass over a document."""
+    restore it around the forward passes over a document."""
     if name in module._buffers:
         module.register_buffer(name, value, persistent=False)
     else:

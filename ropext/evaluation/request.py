@@ -102,8 +102,8 @@ class EvaluationRequest:
 
     @contextmanager
     def _opened(self, model: str, call: Call) -> Iterator[Evaluation]:
-        """Yield the decided evaluation of a directory, or of a GGUF, which is decided before its
-        weights are converted."""
+        """Yield the evaluation, with its variants and documents decided, of a directory, or of a
+        GGUF, which is decided before its weights are converted."""
         if self.tokenizer is not None:
             raise UsageError("tokenizer is for a model in memory; a directory has its own")
         options = self.options
@@ -124,8 +124,8 @@ class EvaluationRequest:
                 yield replace(without_weights[0], lineup=lineup.labelled(self.labels))
 
     def _decided(self, lineup: Lineup, call: Call) -> Evaluation:
-        """Return the evaluation of a lineup, in which everything that needs no weights is
-        decided."""
+        """Return the evaluation of a lineup of variants, with its documents, questions and all else
+        decided that needs no weights."""
         trust = call.trust_remote_code
         lineup = lineup.labelled(self.labels)
         evaluation = prepare(self.options, lineup, trust, self.gates, needs_target=True)

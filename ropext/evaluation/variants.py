@@ -55,8 +55,8 @@ class InMemoryModel:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def copied(self) -> "torch.nn.Module":
-        """Return a copy of the measured model that computes its variants; it shares the memory of
-        the weights."""
+        """Return a copy of a model in memory for an evaluation, in which its variants are computed;
+        it shares the memory of the weights."""
         try:
             copied = copy.deepcopy(self.model, _shared(self.model)).eval()
         except Exception as error:  # any error of an attribute of the model
@@ -70,8 +70,8 @@ class InMemoryModel:
         return copied
 
     def identity(self) -> dict[str, Json]:
-        """Return the identity of a measured model in memory, like `Digests.of_checkpoint` for a
-        directory.
+        """Return the identity of a model in memory for its evaluation's variants, like
+        `Digests.of_checkpoint` for a directory.
 
         No digest covers everything that computes (patched functions, hooks, autocast), so no two
         calls share an identity.
@@ -80,8 +80,8 @@ class InMemoryModel:
 
 
 def _shared(model: "torch.nn.Module") -> dict[int, object]:
-    """Return a tensor with the same numbers for each weight of a model, by the weight's id, as
-    copy.deepcopy needs it for a copy that computes variants."""
+    """Return a tensor with the same numbers for each weight of an evaluation's model, by the
+    weight's id, as copy.deepcopy needs it for a copy that computes variants."""
     import torch
 
     shared = dict[int, object]()
@@ -107,16 +107,18 @@ class InMemorySnapshot(Snapshot):
     origin: Snapshot | None = None  # the checkpoint that its weights came from
 
     def require_weights(self) -> None:
-        """Do nothing before a variant reads documents: the weights are in memory."""
+        """Do nothing before an evaluation's variant reads documents: its weights are in memory."""
 
 
 def in_memory_model_of(snapshot: Snapshot) -> InMemoryModel | None:
-    """Return the model in memory that a variant's snapshot belongs to; None for a directory."""
+    """Return the model in memory to which the snapshot of an evaluation's variant belongs; None for
+    a directory."""
     return snapshot.held if isinstance(snapshot, InMemorySnapshot) else None
 
 
 def origin_of(snapshot: Snapshot) -> Snapshot:
-    """Return the checkpoint from which a variant's weights were loaded; for a directory, itself."""
+    """Return the checkpoint from which the weights of an evaluation's variant were loaded; for a
+    directory, itself."""
     if isinstance(snapshot, InMemorySnapshot) and snapshot.origin is not None:
         return snapshot.origin
     return snapshot
@@ -202,8 +204,8 @@ class Variant:
 
 
 def follows_length(config: dict[str, Json], longest: int) -> bool:
-    """Return whether a forward pass of stock over the longest length uses another spectrum than a
-    pass over a short text."""
+    """Return whether a variant's forward pass over a document of the longest length, by stock, uses
+    another spectrum than a pass over a short text."""
     sites = _sites(config)
     if sites is None:
         return _names_length(config)

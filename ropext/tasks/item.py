@@ -36,7 +36,8 @@ class PromptEncoder(Encoder, Protocol):
     """A tokenizer that tasks in words need."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, with which a retrieval task checks its right answer."""
+        """Return the text of token ids, with which a retrieval task checks the right answer to the
+        question that it draws."""
         ...
 
     @property
@@ -46,9 +47,9 @@ class PromptEncoder(Encoder, Protocol):
         ...
 
     def render(self, content: str, opening: str, between: str = "\n") -> str:
-        """Return the prompt that a retrieval task draws in words, whose answer begins with
-        `opening`: plain, with `between` before it, or through a chat template, which has its own
-        separator."""
+        """Return the prompt of a question that a retrieval task draws in words, whose answer begins
+        with `opening`: plain, with `between` before it, or through a chat template, which has its
+        own separator."""
         ...
 
 
@@ -82,15 +83,15 @@ class Item:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Return the fields of a retrieval question that identify its answer: all except the
-        fields that only truncation needs."""
+        """Return the fields of a drawn item of a retrieval task that identify its answer: all
+        except the fields that only truncation needs."""
         fields = dict(vars(self))
         del fields["text"], fields["whole"]
         return fields
 
     @property
     def prompt_hash(self) -> str:
-        """Return the hash of a retrieval question's prompt, which identifies it whether its
+        """Return the hash of the prompt of a retrieval task's item, which identifies it whether its
         text is truncated or not."""
         if self.whole:
             return self.whole

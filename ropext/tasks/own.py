@@ -59,8 +59,8 @@ class OwnTask(str):
 
 
 def own_task(word: object, bundled: Collection[str]) -> object:
-    """Make a retrieval task from a file or a function of own questions; return every other word of
-    --tasks unchanged."""
+    """Make a retrieval task of the user's own questions, from their file or function; return every
+    other word of --tasks unchanged."""
     if isinstance(word, OwnTask):
         return word
     if callable(word):
@@ -314,7 +314,7 @@ def haystacks_of(questions: Sequence[OwnQuestion]) -> list[int]:
 def too_long(
     task: OwnTask, sizes: Sequence[int], questions: Sequence[OwnQuestion], longest: int
 ) -> str:
-    """Say how many own questions of a task fit none of the --lengths, with their size."""
+    """Say how many own questions of a retrieval task fit none of the --lengths, with their size."""
     limit = f"and the longest of --lengths is {length_text(longest)}"
     if questions[0].is_made_for:
         limit = "more than the length that the function made them for"

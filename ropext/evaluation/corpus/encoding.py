@@ -26,7 +26,7 @@ NONE = np.empty(0, np.uint64)
 
 
 def normalised(text: str) -> str:
-    """Return the characters of a document in one Unicode form, without white space.
+    """Return the characters of a document of the corpus in one Unicode form, without white space.
 
     Line ends and indents belong to a file, not to the text.
     """
@@ -34,7 +34,7 @@ def normalised(text: str) -> str:
 
 
 def content_hash(text: str) -> str:
-    """Return the SHA-256 of a document's normalised text."""
+    """Return the SHA-256 of the normalised text of a document of the corpus."""
     return hashlib.sha256(normalised(text).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -48,14 +48,14 @@ class Fingerprint:
     places: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # 0 start, 1 end
 
     def cut(self, share: float) -> "Fingerprint":
-        """Return the fingerprint of a document of the corpus for the first `share` of the part that
-        a model reads."""
+        """Return the fingerprint of a document that the corpus cuts to the first `share` of the
+        part that a model reads."""
         inside = self.places < share
         return Fingerprint(self.contents, self.passages[inside], self.places[inside] / share)
 
 
 def fingerprint(text: str, read: str) -> Fingerprint:
-    """Fingerprint a document of which a model reads the beginning, `read`.
+    """Fingerprint a document for the corpus; a model reads its beginning, `read`.
 
     The hash of a passage is a polynomial in its characters, rolled along the text. One hash in
     EVERY is kept. SplitMix64's finaliser (Steele et al. 2014) mixes it first, so that every bit
@@ -85,7 +85,7 @@ def fingerprint(text: str, read: str) -> Fingerprint:
 
 
 def joined(parts: Iterable[Fingerprint]) -> Fingerprint:
-    """Return one fingerprint for several documents of a corpus together."""
+    """Return one fingerprint for several documents of the corpus that are joined into one."""
     prints = list(parts)
     contents = tuple(content for part in prints for content in part.contents)
     passages = unique_hashes([part.passages for part in prints])

@@ -210,8 +210,8 @@ def glue_documents(
 
 
 def _closed(document: Document, separator: int | None) -> Document:
-    """Return a document of the corpus with the separator after its tokens; unchanged if there is no
-    separator."""
+    """Return a document of the corpus with the separator after its tokens, before it is glued to
+    others; unchanged if there is no separator."""
     if separator is None:
         return document
     ids = np.append(document.ids, np.int32(separator))

@@ -206,7 +206,8 @@ def splits_of(names: Sequence[str], *, partly: bool = False) -> dict[str, Sequen
 
 
 def _by_split(names: Sequence[str], place: str) -> dict[str, Sequence[str]]:
-    """Return the file names of a --data folder by the split whose word they contain."""
+    """Return the names of the documents' files in a --data folder of the corpus, by the split whose
+    word they contain."""
     by_split = {
         split: [name for name in names if re.search(place.format(words), name)]
         for split, words in SPLITS.items()
@@ -243,7 +244,8 @@ def unread_files(source: Source) -> list[str]:
 
 
 def _other_kinds(source: Source, folder: Path) -> list[str]:
-    """Return a warning about the files of a --data folder that no reader of documents supports."""
+    """Return a warning about the files of a --data folder that no reader of the corpus can read as
+    documents."""
     others = _visible(folder, [file for file in folder.rglob("*") if file.suffix not in READERS])
     if not others:
         return []
@@ -464,8 +466,8 @@ def _open_stream(name: str, config: str, split: str, source: Source) -> Any:
 
 
 def _words_of_card(folder: Path) -> Iterator[str]:
-    """Yield every text under `configs` in the two files of a --data repository from which
-    `datasets` reads them."""
+    """Yield, before documents of the corpus are read, every text under `configs` in the two files
+    of a --data repository from which `datasets` reads them."""
     import yaml
     from huggingface_hub import DatasetCard
 
