@@ -65,12 +65,6 @@ TrustRemoteCode = Annotated[
         rich_help_panel=FURTHER_LOADING,
     ),
 ]
-Dtype = Annotated[
-    str, typer.Option("--dtype", help="in which the model runs: auto, float32, bfloat16, float16")
-]
-Device = Annotated[
-    str, typer.Option("--device", help="device that runs the model, e.g. cpu or cuda:0")
-]
 Data = Annotated[
     str,
     typer.Option(

@@ -11,7 +11,6 @@ from ropext.base.jsontext import values_json
 from ropext.base.narration import file_progress
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.options.fields import DTYPES
 from ropext.options.verify import Verify
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ def command(
     out: Out,
     directory: Directory,
     given: Annotated[options.Given, options.OptionsOf(Verify)],
-    dtype: options.Dtype = "auto",
-    device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Check a directory or GGUF against its plan. Frequencies, config keys, lengths, weights."""
@@ -51,8 +48,8 @@ def command(
             wanted.endpoint,
             _plain_server_of(wanted),
             wanted.tolerance,
-            DTYPES.get(dtype, dtype),
-            device,
+            wanted.dtype,
+            wanted.device,
             say=out.say,
         )
     show = file_progress(out.say)

@@ -87,7 +87,7 @@ def count_evaluation(
 
     snapshot = lineup.variants[-1].snapshot
     longest = reads.frame.longest
-    device = torch.device(device_of(options))
+    device = torch.device(device_of(options.device))
     model = empty_model(snapshot, options, lineup.masked, trust_remote_code)
     shape = replace(shape_of(model), device=device.type)
     weight_bytes = num_parameters(model) * shape.dtype_bytes

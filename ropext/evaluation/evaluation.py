@@ -251,7 +251,7 @@ class Evaluation:
         resumed."""
         rank, world = rank_and_count()
         held = self.lineup.held
-        device = str(held.live.device) if held else device_of(self.options)
+        device = str(held.live.device) if held else device_of(self.options.device)
         log = None if place is None else place.folder / USED
         return Progress(
             hooks=hooks if rank == 0 else replace(hooks, show=no_progress),

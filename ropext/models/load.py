@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedModel
 
     from ropext.options.evaluate import DocumentOptions
-    from ropext.options.training import TrainingOptions
 
     # and the report on weights that its files lack
     Loaded = tuple[PreTrainedModel, Mapping[str, list[str]]]
@@ -52,16 +51,18 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def device_of(options: "DocumentOptions | TrainingOptions") -> str:
-    """Return the device to load a model on; with several processes each takes its own GPU."""
+def device_of(wanted: str) -> str:
+    """Return the device to load a model on, for a value of --device; with several processes each
+    takes its own GPU."""
     import torch
 
-    if options.device != "auto":
-        if options.device.startswith("cuda") and not torch.cuda.is_available():
-            raise UsageError("--device cuda: torch finds no CUDA device")
-        if options.device == "mps" and not torch.backends.mps.is_available():
+    if wanted != "auto":
+        kind, _, number = wanted.partition(":")
+        if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+            raise UsageError(f"--device {wanted}: torch finds no such CUDA device")
+        if kind == "mps" and not torch.backends.mps.is_available():
             raise UsageError("--device mps: torch finds no Apple GPU")
-        return options.device
+        return wanted
     return f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu"
 
 
@@ -177,7 +178,7 @@ def loading_of(
     import torch
 
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    place = options.device_map or {"": device_of(options)}
+    place = options.device_map or {"": device_of(options.device)}
     return Loading(
         dtype=dtype,
         place=place,

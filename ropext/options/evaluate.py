@@ -21,6 +21,7 @@ from ropext.options.fields import (
     Attention,
     Content,
     Count,
+    Device,
     Documents,
     Dtype,
     LargestDocument,
@@ -116,7 +117,7 @@ class DocumentOptions(Options):
         "type of the weights",
         panel=Panel.LOADING,
     )
-    device: Neutral[str] = wanted(
+    device: Neutral[Device] = wanted(
         "auto",
         "auto (cuda or cpu), cpu, cuda, cuda:N, mps",
         "NAME",

@@ -33,7 +33,7 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticKnownError
 
 from ropext.base.errors import UsageError, class_name, did_you_mean
 from ropext.base.inputs import TRUSTED_KERNEL
@@ -342,6 +342,18 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16"], DtypeName
 ]
 LargestDocument = Annotated[Whole, Field(ge=1, le=2**20)]
+DEVICE_NAME = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d?))?|mps")
+DEVICES = "auto, cpu, cuda, cuda:N, mps"
+
+
+def _device_name(name: str) -> str:
+    """Check the option --device of a model that is read, not trained."""
+    if not DEVICE_NAME.fullmatch(name):
+        raise PydanticKnownError("literal_error", {"expected": DEVICES})
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device_name)]
 LARGEST_DOCUMENT = wanted(
     64,
     "largest document that is read, in MiB; a file may unpack to 1,024 times as much",

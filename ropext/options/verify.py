@@ -7,12 +7,28 @@ from pydantic import AllowInfNan, model_validator
 
 from ropext.base.errors import UsageError
 from ropext.options.extend import Loaders
-from ropext.options.fields import Neutral, Options, wanted
+from ropext.options.fields import Device, Dtype, Neutral, Options, Panel, wanted
 
 Nats = Annotated[float, AllowInfNan(True)]  # refused below, in a sentence of its own
 
 
-class Verify(Options):
+class Reference(Options):
+    """How transformers loads the model that `ropext verify` compares with a running server."""
+
+    dtype: Dtype = wanted(
+        "auto",
+        "with --endpoint: type of the weights that transformers loads",
+        panel=Panel.LOADING,
+    )
+    device: Device = wanted(
+        "cpu",
+        "with --endpoint: where transformers runs: auto (cuda or cpu), cpu, cuda, cuda:N, mps",
+        "NAME",
+        panel=Panel.LOADING,
+    )
+
+
+class Verify(Reference):
     """How deep `ropext verify` compares a directory, the files that it writes, and the server that
     it asks."""
 

@@ -35,7 +35,7 @@ TRACKERS = ("none", "tensorboard", "wandb", "trackio")  # packages of these name
 
 def training_device(options: TrainingOptions) -> torch.device:
     """Return the device on which this process trains; with CUDA, a GPU of its own."""
-    name = device_of(options)
+    name = device_of(options.device)
     return torch.device("cuda", local_rank()) if name.startswith("cuda") else torch.device(name)
 
 

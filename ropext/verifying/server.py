@@ -131,8 +131,9 @@ def load_reference(reference: ReferenceModel) -> Rows:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from ropext.models.load import silenced
+    from ropext.models.load import device_of, silenced
 
+    device = device_of(reference.device)
     config = None  # the directory's
     if reference.config is not None:
         with silenced():
@@ -145,7 +146,6 @@ def load_reference(reference: ReferenceModel) -> Rows:
             trust_remote_code=reference.trust_remote_code,
             use_safetensors=True,
         )
-    device = reference.device
     model = model.to(device).eval()
     # The logits of a whole long prompt would not fit.
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters

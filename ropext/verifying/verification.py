@@ -1,6 +1,7 @@
 """Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
 
 from pathlib import Path
+from typing import Any
 
 from ropext.base.errors import UsageError
 from ropext.base.inputs import model_name
@@ -10,6 +11,7 @@ from ropext.families.schemes import read_positions
 from ropext.files.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.files.inspecting import naming_config, open_model, read_unchanged
 from ropext.options.door import public
+from ropext.options.verify import Reference
 from ropext.scaling.rope import Positions
 from ropext.verifying.checks import HEADERS_ALONE, Check, Depth, RotarySubject, Verification
 from ropext.verifying.claim import claim_of, table_claim
@@ -31,7 +33,7 @@ __all__ = [
 ]
 
 
-@public()
+@public(Reference)
 def verify(
     directory: str | Path,
     *,
@@ -41,11 +43,10 @@ def verify(
     endpoint: str | None = None,
     beside: PlainServer | None = None,
     tolerance: float | None = None,
-    dtype: str = "auto",
-    device: str = "cpu",
     trust_remote_code: bool = False,
     say: Say = no_messages,
     show: Show = no_progress,
+    **options: Any,
 ) -> Verification:
     """Check a checkpoint directory against its own record, a saved plan, or its base.
 
@@ -57,9 +58,10 @@ def verify(
     """
     if against is not None:
         against = str(against)
+    loading = Reference(**options)
     server = None
     if endpoint is not None:
-        server = AskedServer(endpoint, beside, tolerance, dtype, device, say=say)
+        server = AskedServer(endpoint, beside, tolerance, loading.dtype, loading.device, say=say)
     depth = Depth(deep, record, trust_remote_code, show)
     return check_directory(directory, against=against, depth=depth, server=server)
 

@@ -168,6 +168,37 @@ def test_missing_data_of_a_later_step_is_refused_at_once(refused, llama, tmp_pat
 @pytest.mark.parametrize(
     "words",
     [
+        ["eval", "ropext://demo", "--data", "ropext://held-out", "-o", "out"],
+        ["verify", "ropext://demo"],
+        ["serve", "ropext://demo"],
+        ["fit", "ropext://demo", "--factor", "2", "--data", "ropext://tuning", "-o", "out"],
+        ["finetune", "ropext://demo", "--data", "ropext://tuning", "-o", "out"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("option", ["device", "dtype"])
+def test_an_unknown_device_or_dtype_is_refused_by_every_command(
+    refused, tmp_path, monkeypatch, words, option
+):
+    monkeypatch.chdir(tmp_path)
+    said = refused(*words, f"--{option}", "gpu")
+    assert f"--{option}" in said
+    assert "gpu" in said
+    assert "auto" in said
+
+
+def test_a_recipe_with_an_unknown_device_is_refused_before_its_first_stage(refused, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    sections = "extend: {factor: 2}\nevaluate: {data: ropext://held-out, device: gpu}\n"
+    recipe.write_text(f"model: ropext://demo\n{sections}")
+    for words in (["--dry-run"], []):
+        said = refused("run", recipe, "-o", tmp_path / "out", *words)
+        assert "line 3: evaluate.device is one of auto, cpu, cuda, cuda:N, mps, was 'gpu'" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
         ["extend", "ropext://demo", "--factor", "2", "-o", ""],
         ["extend", "ropext://demo", "--factor", "2", "--output="],
         ["fit", "ropext://demo", "--factor", "2", "--data", "ropext://tuning", "-o", ""],

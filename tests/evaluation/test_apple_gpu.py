@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_flatten
 
 from ropext.base.errors import Stopped, UsageError
 from ropext.models.load import device_of, free_memory, load_model, memory_errors, out_of_memory
-from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune
 from ropext.training import models
 
@@ -92,7 +91,7 @@ def test_an_error_of_mps_about_memory_becomes_a_sentence(said):
 def test_a_missing_apple_gpu_is_refused_in_one_sentence(capsys):
     if not torch.backends.mps.is_available():
         with pytest.raises(UsageError, match="finds no Apple GPU"):
-            device_of(Evaluate(data="text.txt", device="mps"))
+            device_of("mps")
     for command in ("finetune", "fit"):  # there or not
         words = ("ropext://demo", "--data", "ropext://tuning", "--device", "mps", "-o", "never")
         code, heard = run(command, *words, capsys=capsys)
@@ -105,6 +104,6 @@ def test_a_missing_apple_gpu_is_refused_in_one_sentence(capsys):
 def test_mps_is_used_only_if_it_is_named(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_of(Evaluate(data="text.txt")) == "cpu"
-    assert device_of(Evaluate(data="text.txt", device="mps")) == "mps"
+    assert device_of("auto") == "cpu"
+    assert device_of("mps") == "mps"
     assert models.training_device(Finetune()) == torch.device("cpu")

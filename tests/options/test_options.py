@@ -4,10 +4,11 @@ import json
 import math
 
 import pytest
+import torch
 
 from ropext.base.errors import InputError, UsageError
 from ropext.options import endpoint, extend
-from ropext.options.evaluate import Evaluate
+from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import (
     CONTENT,
@@ -23,6 +24,7 @@ from ropext.options.fields import (
     wanted,
 )
 from ropext.options.training import Finetune, Fit
+from ropext.options.verify import Reference
 from ropext.scaling import longrope
 
 
@@ -268,3 +270,19 @@ def test_changed_options_keep_the_options_that_were_not_given():
     again = asked.changed(max_docs=2)
     assert (again.items, again.max_docs, again.lengths) == (3, 2, ())
     assert again.model_fields_set == {"data", "items", "max_docs"}
+
+
+@pytest.mark.parametrize("kind", [Evaluate, Reference])
+@pytest.mark.parametrize(
+    "name", ["gpu", "CPU", " cpu", "cuda:", "cuda:x", "cuda:01", "xpu", "meta"]
+)
+def test_a_device_that_is_none_is_refused_with_the_known_ones(kind, name):
+    with pytest.raises(UsageError) as caught:
+        kind(device=name)
+    assert str(caught.value) == f"--device is one of auto, cpu, cuda, cuda:N, mps, was {name!r}"
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0", "cuda:15", "mps"])
+def test_a_device_that_torch_may_have_is_taken(name):
+    assert DocumentOptions(device=name).device == Reference(device=name).device == name
+    torch.device(name.replace("auto", "cpu"))
