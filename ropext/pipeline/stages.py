@@ -197,7 +197,7 @@ class EvaluateStage(Stage):
     """The stage that evaluates all checkpoints."""
 
     name = EVALUATE
-    schema = Evaluate.key_schema + 1  # the base answers the questions, too
+    schema = Evaluate.key_schema + 2  # the base answers too; RULER's examples in cwe and vt
     everyone = True
 
     @property

@@ -99,6 +99,12 @@ class TextRequest:
     rng: random.Random
     hay: Sequence[str] = ()  # sentences around keys, in place of the task's own
 
+    @property
+    def is_long(self) -> bool:
+        """Return whether a task has RULER's numbers for 4096 tokens or more; a BOS may be one of
+        these tokens."""
+        return self.length >= 4095
+
 
 @dataclass(frozen=True)
 class TaskWording:

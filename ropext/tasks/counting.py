@@ -21,9 +21,6 @@ from ropext.tasks.asking import (
 from ropext.tasks.item import NOUNS
 
 TEN = 10
-LONG = 4096
-OFTEN = 30  # occurrences of each of the ten; 6 below a length of 4096
-SELDOM = 3  # occurrences of any other; 1 below a length of 4096
 CODED = 6  # letters
 ALPHA = 2.0
 ZETA = math.pi**2 / 6
@@ -44,18 +41,20 @@ def list_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def common_words_questions(request: TextRequest) -> list[TextQuestion]:
-    """Ask for the ten common words of one list (task `cwe`), behind a short list with its
-    answer."""
-    example = _list_question(TEN, 3, 1, request.rng)
-    if request.length >= LONG:
-        asked = _list_question(request.units, OFTEN, SELDOM, request.rng)
+    """Ask for the ten common words of one list (task `cwe`), behind a short list with its answer;
+    RULER has fewer occurrences below 4096 tokens."""
+    if request.is_long:
+        example = _list_question(30, 10, 3, request.rng)
+        asked = _list_question(request.units, 30, 3, request.rng)
     else:
-        asked = _list_question(request.units, OFTEN // 5, 1, request.rng)
+        example = _list_question(10, 3, 1, request.rng)
+        asked = _list_question(request.units, 6, 1, request.rng)
     return [asked.after(example)]
 
 
 def _list_question(others: int, often: int, seldom: int, rng: random.Random) -> TextQuestion:
-    """Return the question of the task `cwe` about one numbered list of words."""
+    """Return the question of the task `cwe` about one numbered list: ten common words, each
+    `often`, and so many others, each `seldom`."""
     book, pairs = list_words()
     count = others + TEN
     missing = max(0, count - len(book))

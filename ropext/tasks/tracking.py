@@ -1,7 +1,8 @@
 """RULER's variable tracking: a chain of assignments in noise (Hsieh et al. 2024, section 3.2).
 
-There is one chain of four hops, behind a short one with its answer. The answer must name all five
-variables.
+There is one chain of four hops, behind an example with its answer. The answer must name all five
+variables. RULER's example has as many lines of noise as fit into 500 tokens, about 15. Below 4096
+tokens ropext's has two, so that the task fits short lengths.
 """
 
 import itertools
@@ -18,24 +19,23 @@ from ropext.tasks.asking import (
 from ropext.tasks.needles import NOISE
 
 HOPS = 4
-LETTERS = 5
 ROOM = 30
-EXAMPLE = 2  # lines of noise
 
 
 def tracking_questions(request: TextRequest) -> list[TextQuestion]:
     """Ask for the variables of one chain of assignments (task `vt`); it is in five places, so the
     question has no depth."""
-    example = _chain_question(EXAMPLE, request.rng)
-    return [_chain_question(request.units, request.rng).after(example)]
+    lines = 15 if request.is_long else 2
+    example = _chain_question(lines, 3, request.rng)
+    return [_chain_question(request.units, 5, request.rng).after(example)]
 
 
-def _chain_question(lines: int, rng: random.Random) -> TextQuestion:
+def _chain_question(lines: int, letters: int, rng: random.Random) -> TextQuestion:
     """Return the question of the task `vt` about one chain of assignments in so many lines of
-    noise."""
+    noise; a variable's name has so many letters."""
     names = list[str]()
     while len(names) <= HOPS:
-        name = "".join(rng.choices(string.ascii_uppercase, k=LETTERS))
+        name = "".join(rng.choices(string.ascii_uppercase, k=letters))
         if name not in names:
             names.append(name)
     value = rng.randrange(10_000, 100_000)

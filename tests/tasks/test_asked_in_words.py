@@ -59,7 +59,7 @@ def test_ruler_is_thirteen_tasks_and_a_name_is_taken_once():
 @pytest.mark.parametrize("task", WORDED, ids=lambda task: task.name)
 @pytest.mark.parametrize("encoder", [Characters, Pieces])
 def test_an_item_fills_its_length_and_is_never_longer(task, encoder):
-    for length in (6000, 9001):
+    for length in (8000, 9001):
         for item in build(task.name, length, encoder=Asking(encoder())):
             assert 0.85 * length < len(item.prompt) + item.room <= length
             assert item.length == length
@@ -143,13 +143,43 @@ def test_the_variables_of_vt_lead_to_the_value():
         assert len(holds) == 5
 
 
-@pytest.mark.parametrize(("length", "often", "seldom"), [(6000, 30, 3), (4000, 6, 1)])
-def test_common_words_are_the_common_ones(length, often, seldom):
+# RULER's common_words_extraction.py (c3f5e3b), generate_input_output: the words of the example, the
+# occurrences of a common and of another word there, and the same occurrences in the list.
+CWE = {4000: (20, 3, 1, 6, 1), 9000: (40, 10, 3, 30, 3)}
+
+
+@pytest.mark.parametrize("length", CWE)
+def test_common_words_are_the_common_ones(length):
+    words, *numbers = CWE[length]
     ((text, item),) = texts("cwe", length=length)
-    counts = Counter(re.findall(r"\d+\. (\w+)", text.rsplit("numbered list", 1)[1]))
-    assert {word for word, count in counts.items() if count == often} == set(item.references)
-    assert set(counts.values()) == {often, seldom}
-    assert len(item.references) == 10
+    _, shown, asked = text.split("numbered list")
+    shown, right = shown.split("Which ten")
+    example = Counter(re.findall(r"\d+\. (\w+)", shown))
+    counts = Counter(re.findall(r"\d+\. (\w+)", asked))
+    assert len(example) == words
+    assert sorted({*example.values()}, reverse=True) == numbers[:2]
+    assert sorted({*counts.values()}, reverse=True) == numbers[2:]
+    answer = set(re.findall(r"\d+\. (\w+)", right.split("\n\n")[0]))
+    assert {word for word, count in example.items() if count == numbers[0]} == answer
+    assert {word for word, count in counts.items() if count == numbers[2]} == set(item.references)
+    assert len(item.references) == len(answer) == 10
+
+
+def test_a_bos_does_not_make_4096_tokens_a_short_length():
+    """A length without its BOS is 4,095 tokens: a model with a BOS is asked RULER's long list."""
+    (task,) = [own for own in TASKS if own.name == "cwe"]
+    for length, often in ((4094, 6), (4095, 30), (4096, 30)):
+        (own,) = task.maker.make(TextRequest(20, (0.5,), length, random.Random(0)))
+        assert max(Counter(re.findall(r"\d+\. (\w+)", own.text)).values()) == often
+
+
+@pytest.mark.parametrize(("length", "lines"), [(4000, 2), (9000, 15)])
+def test_the_example_of_vt_has_the_size_of_rulers(length, lines):
+    """At 25 tokens a line, 15 fit into RULER's example of 500 tokens; its names have 3 letters."""
+    ((text, _),) = texts("vt", length=length)
+    _, example, _ = text.split("The text below")
+    assert example.count("The grass is green.") == lines
+    assert len(re.findall(r"VAR ([A-Z]{3}) = ", example)) == 5
 
 
 def test_frequent_words_are_the_frequent_ones():
