@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ropext.base import guard
 from ropext.cli.options import Format, output_option
 from ropext.cli.output import Out
 
@@ -49,20 +48,16 @@ def command(
 
     out.check_format(table_format)
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
-    others = [gates.split_run_spec(gate.run)[0] for gate in wanted if gate.run]
-    guard.check({"--fail-if": others}, {"--output": output})
-    beside = [rundir.read_run(other) for other in others if other.is_dir()]  # else a variant
-    opened, compared = compare_runs(_runs_of_patterns(runs), output)
-    for path in dict.fromkeys(run.path for run in (*opened, *beside) if run.path is not None):
+    opened, compared = compare_runs(_runs_of_patterns(runs), output, gates=wanted)
+    places = [run.path for run in opened.runs if run.path is not None]
+    places += filter(Path.is_dir, gates.other_runs(wanted, opened.variants))
+    for path in dict.fromkeys(places):
         for remark in rundir.no_digest_warnings(path):
             out.say(f"warning: {remark}")
     if compared.text is not None:
         for label, count in compared.text.left_out.items():
             if count:
                 out.say(f"{label}: {count} documents are not in all runs and are left out")
-    outcomes = list[gates.Outcome]()
-    for run in opened:
-        outcomes += rundir.judge_gates(run, wanted)
     if output is not None:
         out.say(f"report: {output / 'report.html'}")
     if table_format == "csv":
@@ -70,5 +65,5 @@ def command(
     elif table_format is not None:
         out.tables(compared.tables, (), table_format)
     else:
-        out.result(as_text(compared.tables), compared.to_json() | {"gates": outcomes})
-    rundir.raise_if_gates_failed(outcomes)
+        out.result(as_text(compared.tables), compared.to_json() | {"gates": compared.gates})
+    rundir.raise_if_gates_failed(compared.gates)

@@ -29,11 +29,11 @@ from ropext.endpoint.answers import (
 )
 from ropext.endpoint.counting import Count
 from ropext.endpoint.perplexity import Ids
-from ropext.endpoint.plan import CUT, SERVER, ServerPlan
+from ropext.endpoint.plan import CUT, KINDS, SERVER, ServerPlan
 from ropext.endpoint.questions import Question, build, counts_of, cut, truncate_together
 from ropext.endpoint.remote_model import RemoteModel
 from ropext.endpoint.shares import Scores, numbers_of_answers
-from ropext.results import BASE, EXTENDED, rundir
+from ropext.results import BASE, rundir
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.numbers import EvaluationFacts, ModelSource
 from ropext.results.retrieval import REFUSED, TRUNCATED, ItemScore
@@ -51,7 +51,6 @@ UNSEEN = (
 PROBE = 512  # tokens of a prompt whose speed gives an estimate
 LEAST_ESTIMATED = 32_768  # tokens; fewer are soon read
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is answered)"
-KINDS = {SERVER: EXTENDED, CUT: CUT, BASE: BASE}  # of rows
 
 
 @contextmanager

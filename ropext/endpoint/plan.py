@@ -21,7 +21,8 @@ from ropext.endpoint.window import trained_window
 from ropext.files.checkpoint.provenance import installed
 from ropext.options.endpoint import EndpointOptions
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
-from ropext.results import BASE, SCHEMA
+from ropext.results import BASE, EXTENDED, SCHEMA
+from ropext.results.measurement import MeasuredModel
 from ropext.results.perplexity import LossStatistics
 from ropext.results.values import Bootstrap
 from ropext.tasks import OwnTask, find_task
@@ -29,6 +30,7 @@ from ropext.tasks.own import OwnQuestion, read_questions
 
 SERVER = "port"
 CUT = "cut"  # the two rows
+KINDS = {SERVER: EXTENDED, CUT: CUT, BASE: BASE}  # of rows
 KIB = 1024
 SHORTEST = 1024  # length, if nothing states the window
 MOST_LENGTHS = 8  # if the user gives none
@@ -55,15 +57,15 @@ class ServerPlan:
     remarks: tuple[str, ...] = ()  # the metrics that are not measured, and why
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """Return the labels of the rows to measure: the server, the truncated questions, the
+    def models(self) -> dict[str, MeasuredModel]:
+        """Return the rows to measure by their labels: the server, the truncated questions, the
         base."""
         labels = [SERVER]
         if self.window is not None:
             labels.append(CUT)
         if BASE in self.text_labels:
             labels.append(BASE)
-        return tuple(labels)
+        return {label: MeasuredModel(KINDS[label]) for label in labels}
 
     @property
     def text_labels(self) -> tuple[str, ...]:

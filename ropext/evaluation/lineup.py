@@ -63,6 +63,11 @@ class Lineup:
     masked: bool = False  # they predict masked tokens, while others predict the next
 
     @property
+    def models(self) -> dict[str, Variant]:
+        """Return the variants of a measurement by their labels."""
+        return {variant.label: variant for variant in self.variants}
+
+    @property
     def held(self) -> InMemoryModel | None:
         """Return the model in memory that is measured; None if ropext loads the models itself."""
         return in_memory_model_of(self.variants[-1].snapshot)

@@ -29,7 +29,7 @@ from ropext.models.patching import base_model
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import places_read
 from ropext.results import BASE
-from ropext.results.gates import Gate, GateMetrics, split_run_spec
+from ropext.results.gates import Gate, GateMetrics, other_runs
 from ropext.results.perplexity import PROTOCOLS
 from ropext.results.rundir import read_run
 
@@ -72,18 +72,15 @@ class EvaluationRequest:
         """
         options = self.options
         model = self.model
-        runs = [split_run_spec(gate.run)[0] for gate in self.gates if gate.run]
-        read = {"--fail-if": runs, **places_read(dict(options), Evaluate)}
-        if isinstance(model, str):
-            read["MODEL"] = model
-        guard.check(read, {"--output": output, "--losses": self.losses})
+        read = {"MODEL": model if isinstance(model, str) else None}
+        self._check_places(read | places_read(dict(options), Evaluate), output)
         check_unlocked(output)
         guard.check_file(self.losses, "--losses", guard.LOSSES)
         if options.data is not None:
             require_data(source_of(options))
         with ExitStack() as stack:
             if isinstance(model, str):
-                evaluation = stack.enter_context(self._opened(model, call))
+                evaluation = stack.enter_context(self._opened(model, output, call))
             else:
                 from ropext.evaluation import holding  # late: no command needs it
 
@@ -93,15 +90,20 @@ class EvaluationRequest:
                     holding.check_output(output, call.force)
                 held = holding.hold(model, self.tokenizer, options)
                 lineup = stack.enter_context(holding.opened(held, options))
-                evaluation = self._decided(lineup, call)
+                evaluation = self._decided(lineup, output, call)
             for variant in evaluation.lineup.variants:
                 if not variant.snapshot.is_on_hub:
                     variant.snapshot.require_weights()
             evaluation.tell_warnings(call.hooks.say)
             yield evaluation
 
+    def _check_places(self, read: guard.Named, output: Path | None) -> None:
+        """Raise an error if an output of the evaluation would overwrite, contain or be inside an
+        input."""
+        guard.check(read, {"--output": output, "--losses": self.losses})
+
     @contextmanager
-    def _opened(self, model: str, call: Call) -> Iterator[Evaluation]:
+    def _opened(self, model: str, output: Path | None, call: Call) -> Iterator[Evaluation]:
         """Yield the evaluation, with its variants and documents decided, of a directory, or of a
         GGUF, which is decided before its weights are converted."""
         if self.tokenizer is not None:
@@ -113,21 +115,22 @@ class EvaluationRequest:
             """Choose the lengths, documents and questions of a GGUF's measurement from its
             directory, before the weights are converted."""
             lineup = line_up(place, None, options, model)
-            without_weights.append(self._decided(lineup, call))
+            without_weights.append(self._decided(lineup, output, call))
 
         with dequantised_directory(model, call.hooks.say, decide) as place:
             revision = self.revision if place == model else None
             lineup = line_up(place, revision, options, model)
             if not without_weights:
-                yield self._decided(lineup, call)
+                yield self._decided(lineup, output, call)
             else:
                 yield replace(without_weights[0], lineup=lineup.labelled(self.labels))
 
-    def _decided(self, lineup: Lineup, call: Call) -> Evaluation:
+    def _decided(self, lineup: Lineup, output: Path | None, call: Call) -> Evaluation:
         """Return the evaluation of a lineup of variants, with its documents, questions and all else
         decided that needs no weights."""
         trust = call.trust_remote_code
         lineup = lineup.labelled(self.labels)
+        self._check_places({"--fail-if": other_runs(self.gates, lineup.models)}, output)
         evaluation = prepare(self.options, lineup, trust, self.gates, needs_target=True)
         if self.losses is not None and evaluation.corpus is None:
             raise UsageError("--losses writes the loss of every token of --data; give documents")
@@ -160,13 +163,12 @@ def prepare(
     )
     overlaps, seen = overlaps_of(lineup, corpus, options.haystack == "text")
     questions, left_out = build_questions(options, lineup.context, grid, encoder, corpus)
-    labels = [variant.label for variant in lineup.variants]
-    if options.kl and BASE not in labels:
+    models = lineup.models
+    if options.kl and BASE not in models:
         raise UsageError("--kl: there is no base to hold models against; name it with --base MODEL")
-    GateMetrics(options, labels, grid, prediction.scoring).check(gates)
-    others = {gate.run for gate in gates if gate.run is not None and gate.run not in labels}
-    for other in others:
-        read_run(split_run_spec(other)[0])  # raises an error if the run is missing or incomplete
+    GateMetrics(options, models, grid, prediction.scoring).check(gates)
+    for other in set(other_runs(gates, models)):
+        read_run(other)  # raises an error if the run is missing or incomplete
     if prediction.sees_all:
         options = options.model_copy(update={"chunk": grid[-1]})
     what = Workload(

@@ -18,12 +18,13 @@ from ropext.evaluation.workload import NEXT_TOKEN
 from ropext.files.checkpoint import open_snapshot
 from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.fields import EVALUATE, FIT
-from ropext.pipeline.checked_recipe import gates_of
+from ropext.pipeline.checked_recipe import placed_gates
 from ropext.pipeline.recipe import Recipe
 from ropext.pipeline.run_context import LABELS, READ_ALWAYS
 from ropext.planning import make_plan
-from ropext.results import CONTROL, UNTOUCHED
+from ropext.results import CONTROL, TUNED, UNTOUCHED
 from ropext.results.gates import GateMetrics
+from ropext.results.measurement import MeasuredModel
 from ropext.results.perplexity import LossStatistics
 
 # The task of the verdict if the recipe names none.
@@ -77,10 +78,11 @@ class PlannedChoice:
     def check_gates(self) -> None:
         """Refuse a gate about a number that the verdict will not measure."""
         options = self.recipe.evaluate_options(dict(self.reading) | {"tasks": (TASK,)})
-        labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
-        gates = [gate for gate in gates_of(self.recipe) if gate.run is None]
+        models = dict.fromkeys((*READ_ALWAYS, *LABELS.values(), CONTROL), MeasuredModel())
+        final = TUNED if self.recipe.finetune else None  # else the choice decides
+        gates = placed_gates(self.recipe, models, final)
         with self.recipe.source.naming(EVALUATE):
-            GateMetrics(options, labels, options.lengths or (self.target,)).check(gates)
+            GateMetrics(options, models, options.lengths or (self.target,)).check(gates)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return each stage with a sentence about its work."""

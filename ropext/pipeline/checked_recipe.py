@@ -1,6 +1,8 @@
 """Prepare a recipe for a run: read it, check its paths, data and gates, and refuse secrets."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,20 @@ def _checked(recipe: Recipe) -> Recipe:
 def gates_of(recipe: Recipe) -> tuple[Gate, ...]:
     """Return the gates of the evaluation."""
     return tuple(map(parse_gate, recipe.evaluate.fail_if if recipe.evaluate else ()))
+
+
+def placed_gates(recipe: Recipe, labels: Collection[str], final: str | None) -> tuple[Gate, ...]:
+    """Return the gates of the evaluation, each with its model, by default the finished checkpoint.
+
+    The path of another run is resolved from the recipe's folder.
+    """
+    gates = list[Gate]()
+    for gate in gates_of(recipe):
+        other = gate.run
+        if other is not None and other not in labels:
+            other = os.path.join(recipe.source.entries[EVALUATE, "fail_if"].folder, other)
+        gates.append(replace(gate, variant=gate.variant or final, run=other))
+    return tuple(gates)
 
 
 def previous_output(output: Path) -> Path:

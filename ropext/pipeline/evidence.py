@@ -12,7 +12,7 @@ from ropext.pipeline.recipe import REPORT
 from ropext.pipeline.run_context import USED, RunContext
 from ropext.pipeline.stage import step_record
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
-from ropext.results.gates import Outcome, split_run_spec
+from ropext.results.gates import Outcome, other_runs
 from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, auto_verdict
 
@@ -84,12 +84,10 @@ def compared_runs_key(work: RunContext) -> Flat:
     edited.
     """
     found = list[str]()
-    for gate in work.gates:
-        if gate.run is not None and gate.run not in work.labels:
-            path, _ = split_run_spec(gate.run)
-            if path.is_dir():  # else the gate says that it is not there
-                rundir.read_run(path)
-                found.append(work.digests.of(path / rundir.RESULTS))
+    for path in other_runs(work.gates, work.labels):
+        if path.is_dir():  # else the gate says that it is not there
+            rundir.read_run(path)
+            found.append(work.digests.of(path / rundir.RESULTS))
     return {"against": found} if found else {}
 
 

@@ -16,12 +16,13 @@ from ropext.files.checkpoint.digests import check_code
 from ropext.files.inspecting import plan_of, with_untrained_results
 from ropext.models.processes import is_main
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.pipeline.checked_recipe import gates_of
+from ropext.pipeline.checked_recipe import placed_gates
 from ropext.pipeline.recipe import Recipe
 from ropext.pipeline.run_digests import RunDigests
 from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, GateMetrics
+from ropext.results.measurement import MeasuredModel
 
 if TYPE_CHECKING:
     from ropext.evaluation.lineup import Lineup
@@ -74,17 +75,8 @@ class RunContext:
 
     @property
     def gates(self) -> tuple[Gate, ...]:
-        """Return the recipe's gates, each with its model, by default the finished checkpoint.
-
-        The path of another run is resolved from the recipe's folder.
-        """
-        gates = []
-        for gate in gates_of(self.recipe):
-            other = gate.run
-            if other is not None and other not in self.labels:
-                other = str(self.recipe.source.entries[EVALUATE, "fail_if"].folder / other)
-            gates.append(replace(gate, variant=gate.variant or self.final, run=other))
-        return tuple(gates)
+        """Return the recipe's gates, each with its model."""
+        return placed_gates(self.recipe, self.labels, self.final)
 
     def check_gates(self) -> None:
         """Refuse a gate about a number that will not be measured, before hours of other work.
@@ -96,7 +88,8 @@ class RunContext:
         options = self.recipe.evaluate_options()
         grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
         with self.recipe.source.naming(EVALUATE):
-            GateMetrics(options, self.labels, grid).check(self.gates)
+            models = dict.fromkeys(self.labels, MeasuredModel())
+            GateMetrics(options, models, grid).check(self.gates)
 
     @property
     def folder(self) -> Path:

@@ -49,7 +49,7 @@ def plan_server_evaluation(
         plan = reading_texts(plan, _documents_as_tokens(options, plan.wanted.lengths))
     asked = options.model_copy(update={"tasks": plan.wanted.tasks})
     reads_text = plan.reads is not None
-    ServerMetrics(asked, plan.labels, plan.wanted.lengths, reads_text=reads_text).check(gates)
+    ServerMetrics(asked, plan.models, plan.wanted.lengths, reads_text=reads_text).check(gates)
     return plan
 
 

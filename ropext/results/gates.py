@@ -12,23 +12,24 @@ It is in nats for a perplexity and in points for a share; without a number the l
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ropext.base.errors import UsageError
 from ropext.base.inputs import is_path
 from ropext.base.jsontext import Json
 from ropext.base.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
-from ropext.results import BASE, RULER_CONTEXT, STRIDED
+from ropext.results import BASE, EXTENDED, RULER_CONTEXT, STRIDED, UNTOUCHED
 from ropext.results.metrics import (
     DOCUMENTS,
     HAYSTACKS,
     QUESTIONS,
     WHOLE_METRICS,
     gate_rules_of,
+    is_of_rounding,
     is_other_number,
     metrics_of,
 )
@@ -161,6 +162,57 @@ def split_run_spec(spec: str) -> tuple[Path, str | None]:
     return Path(spec), None
 
 
+class Gated(Protocol):
+    """A model of an evaluation, measured or to be measured, as far as it decides which gates judge
+    it."""
+
+    @property
+    def kind(self) -> str:
+        """Return whether it is a base, a control, untouched or extended."""
+
+    @property
+    def unrounded(self) -> str:
+        """Return the label of the same model without rounding, if this one rounds its KV cache."""
+
+
+def other_runs(gates: Sequence[Gate], labels: Collection[str]) -> list[Path]:
+    """Return the directories of other runs that gates name by `vs RUN`. If a variant has the name
+    of a directory, `vs` means the variant."""
+    names = [gate.run for gate in gates if gate.run is not None]
+    return [split_run_spec(name)[0] for name in names if name not in labels]
+
+
+def concerned_labels(gate: Gate, models: Mapping[str, Gated]) -> list[str]:
+    """Return the labels of the models that a gate is about: the named variant, else the models with
+    a rounded cache for a metric of rounding, else the extended or untouched models."""
+    if gate.variant is not None:
+        return [gate.variant] if gate.variant in models else []
+    # A rounding is of the rows whose cache is rounded, and they have no gates but that.
+    rounded = [label for label, model in models.items() if model.unrounded]
+    if is_of_rounding(gate.metric):
+        return rounded
+    for kind in (EXTENDED, UNTOUCHED):
+        labels = [label for label, model in models.items() if model.kind == kind]
+        if left := [label for label in labels if label not in rounded]:
+            return left
+    return []
+
+
+def why_no_model(gate: Gate, concerned: Collection[str], there: Collection[str]) -> str:
+    """Say why a gate judges no model: it compares models only with themselves, or is about none of
+    the models that are there."""
+    names = ", ".join(there)
+    if concerned:
+        folder = f", or ./{gate.run} for the folder of that name" if gate.run in concerned else ""
+        return (
+            f"it compares {' and '.join(concerned)} only with itself; name another model after "
+            f"vs{folder}"
+        )
+    if gate.variant is not None:
+        return f"no variant {gate.variant!r}; there are {names}"
+    return f"it is about none of {names}; name one of them, as in VARIANT:{gate.metric}"
+
+
 def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outcome:
     """Return the outcome of one gate on one variant's values (differences already, for `vs
     RUN`)."""
@@ -229,7 +281,7 @@ class GateMetrics:
     anything is measured."""
 
     options: Measuring
-    labels: Sequence[str]
+    models: Mapping[str, Gated]  # by label, without numbers
     lengths: Sequence[int]
     scoring: Scoring = ALL_TOKENS
 
@@ -245,13 +297,14 @@ class GateMetrics:
                 raise UsageError(f"--fail-if {gate.text!r}: {reason}")
 
     def _missing_model(self, gate: Gate) -> str | None:
-        """Return the reason if a gate names a variant that this evaluation will not have, or `vs
-        RUN` names neither a variant nor a directory."""
-        there = ", ".join(self.labels)
-        if gate.variant is not None and gate.variant not in self.labels:
-            return f"no variant {gate.variant!r}; there are {there}"
-        if gate.run is None or gate.run in self.labels or split_run_spec(gate.run)[0].is_dir():
+        """Return the reason if a gate will judge no model of this evaluation, or `vs RUN` names
+        neither a variant nor a directory."""
+        concerned = concerned_labels(gate, self.models)
+        if all(label == gate.run for label in concerned):
+            return why_no_model(gate, concerned, self.models)
+        if all(path.is_dir() for path in other_runs([gate], self.models)):
             return None
+        there = ", ".join(self.models)
         return f"{gate.run} is neither the directory of an evaluation nor a variant ({there})"
 
     def _missing_metric(self, gate: Gate) -> str | None:
@@ -306,7 +359,7 @@ class GateMetrics:
     ) -> None:
         """Add the metrics of text that a gate can name."""
         between = run is not None
-        beside_base = BASE in self.labels and variant != BASE
+        beside_base = BASE in self.models and variant != BASE
         with_base = beside_base and not between
         for metric in metrics_of(self.scoring, with_base=with_base, between=between):
             if not metric.option or getattr(self.options, metric.option, False):

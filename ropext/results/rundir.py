@@ -37,7 +37,14 @@ from ropext.base.jsontext import (
 )
 from ropext.base.workdir import STORES
 from ropext.results import BASE, EXTENDED, SCHEMA, SHORT, UNTOUCHED
-from ropext.results.gates import Gate, Outcome, check_gate, split_run_spec
+from ropext.results.gates import (
+    Gate,
+    Outcome,
+    check_gate,
+    concerned_labels,
+    split_run_spec,
+    why_no_model,
+)
 from ropext.results.measurement import (
     MeasuredModel,
     Measurement,
@@ -46,7 +53,6 @@ from ropext.results.measurement import (
     join_measurements,
     loss_file_name,
 )
-from ropext.results.metrics import is_of_rounding
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import read_overlap
 from ropext.results.perplexity import SHORT_WINDOW, LossStatistics, MeasuredDocuments, Scoring
@@ -362,6 +368,7 @@ class _ComparedModel:
     label: str
     place: str  # path of the run; the number of a result that has none
     base: int  # number of the first run with the same base
+    own_base: str = ""  # its name in the comparison, if that shows it
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -370,9 +377,39 @@ class _ComparedModel:
         return self.label, f"{Path(self.place).name}:{self.label}", f"{self.place}:{self.label}"
 
 
+@dataclass(frozen=True)
+class OpenedRuns:
+    """The runs of a comparison in their order, and the models that it compares by their names."""
+
+    runs: Sequence[Measurement]
+    models: Mapping[str, _ComparedModel]
+
+    @property
+    def alone(self) -> dict[str, Measurement]:
+        """Return each compared model alone under its name."""
+        alone = dict[str, Measurement]()
+        for name, each in self.models.items():
+            alone[name] = replace(each.run.only(each.label, name), own_base=each.own_base)
+        return alone
+
+    @property
+    def variants(self) -> set[str]:
+        """Return the labels of all variants of the runs that a comparison opened."""
+        return {label for run in self.runs for label in run.models}
+
+    def judge(self, gates: Sequence[Gate]) -> list[Outcome]:
+        """Judge gates on the compared models, each under its name. A gate without a variant is
+        about the extended models that are compared of each run, else the untouched."""
+        named = dict[object, tuple[Measurement, dict[str, str]]]()
+        for name, each in self.models.items():
+            names = named.setdefault(_place(each.run) or id(each.run), (each.run, {}))[1]
+            names.setdefault(each.label, name)
+        return _judge_named(list(named.values()), gates)
+
+
 def open_runs_to_compare(
     given: Sequence[str | Measurement], labels: Mapping[str, str] | None = None
-) -> tuple[list[Measurement], dict[str, Measurement]]:
+) -> OpenedRuns:
     """Open the runs, and give each of their models a label that identifies it.
 
     Runs of one base share its short window, and one row shows it. Another base has its own row, and
@@ -399,9 +436,11 @@ def open_runs_to_compare(
             if is_base:
                 has_base.add(base)
     _check_short_windows(read_short)
-    alone = _labelled_models(everyone, labels or {})
-    if len(alone) < 2:
+    models = _labelled_models(everyone, labels or {})
+    if len(models) < 2:
         raise UsageError("compare needs two models at least: name another RUN")
+    opened = OpenedRuns(runs, models)
+    alone = opened.alone
     first, *others = alone
     strange = [name for name in others if alone[name].readings and not alone[name].own_base]
     if alone[first].own_base == first and strange:
@@ -409,7 +448,7 @@ def open_runs_to_compare(
             f"{strange[0]} was extended from another base than {first}; name its RUN without a "
             "variant (that shows its base too), or name first a model that is not a base"
         )
-    return runs, alone
+    return opened
 
 
 def _open_run(given: str | Measurement) -> tuple[Measurement, str | None]:
@@ -423,23 +462,23 @@ def _open_run(given: str | Measurement) -> tuple[Measurement, str | None]:
 
 def _labelled_models(
     everyone: Sequence[_ComparedModel], labels: Mapping[str, str]
-) -> dict[str, Measurement]:
-    """Return each compared model alone under the shortest name that nobody else has, or under the
-    user's label for it."""
-    alone = dict[str, Measurement]()
+) -> dict[str, _ComparedModel]:
+    """Return each compared model under the shortest name that nobody else has, or under the user's
+    label for it."""
+    models = dict[str, _ComparedModel]()
     shown = dict[int, str]()  # names of the bases
     names = list[str]()
     for each in everyone:
         name = _shortest_name(each, everyone)
         names.append(name)
         name = labels.get(name, name)
-        if name in alone:
+        if name in models:
             raise UsageError(f"compare names {name} twice")
         if each.run.models[each.label].kind == BASE:
             shown.setdefault(each.base, name)
-        alone[name] = replace(each.run.only(each.label, name), own_base=shown.get(each.base, ""))
+        models[name] = replace(each, own_base=shown.get(each.base, ""))
     check_labels(labels, names)
-    return alone
+    return models
 
 
 def _check_short_windows(runs: Sequence[Measurement]) -> None:
@@ -506,35 +545,66 @@ def _chosen_variants(run: Measurement, wanted: str | None) -> list[str]:
 
 
 def judge_gates(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
-    """Judge every gate on every variant that it concerns: the named one, else all extended ones,
-    else all that read the long window.
+    """Judge every gate on every model of a run that it is about.
 
-    A gate without an answer fails, so that the measured numbers are still shown.
+    A gate without an answer fails, so that the measured numbers are still shown. Raise UsageError
+    for a gate that judges no model, or compares models only with themselves.
     """
+    return _judge_named([(run, {label: label for label in run.models})], gates)
+
+
+def _judge_named(
+    named: Sequence[tuple[Measurement, Mapping[str, str]]], gates: Sequence[Gate]
+) -> list[Outcome]:
+    """Judge every gate on the models of several runs that it is about. Each run comes with the
+    models to judge, by their labels, and the names that outcomes use for them."""
     outcomes = list[Outcome]()
     for gate in gates:
-        for label in _gated_models(run, gate):
-            if label == gate.run:
-                continue
-            try:
-                outcomes.append(_judge_gate(run, gate, label))
-            except (UsageError, InputError) as error:
-                outcomes.append(gate.unanswered(label, str(error)))
+        concerned = list[str]()
+        judged = list[Outcome]()
+        for run, names in named:
+            models = {label: run.models[label] for label in names}
+            for label in concerned_labels(gate, models):
+                concerned.append(names[label])
+                outcome = _judge_gate(run, gate, label)
+                if outcome is not None:
+                    judged.append(replace(outcome, variant=names[label]))
+        if not judged:
+            there = [name for _, names in named for name in names.values()]
+            reason = why_no_model(gate, concerned, there)
+            raise UsageError(f"--fail-if {gate.text!r}: {reason}")
+        outcomes += judged
     return outcomes
 
 
-def _judge_gate(run: Measurement, gate: Gate, label: str) -> Outcome:
+def _judge_gate(run: Measurement, gate: Gate, label: str) -> Outcome | None:
+    """Return the outcome of a gate on one model; None if it would compare the model with itself."""
+    try:
+        opponent = None if gate.run is None else _opponent_of_gate(run, gate, label)
+        if opponent is not None and label in opponent.models and _place(opponent) == _place(run):
+            return None
+        return _compared_by_gate(run, gate, label, opponent)
+    except (UsageError, InputError) as error:
+        return gate.unanswered(label, str(error))
+
+
+def _place(run: Measurement) -> Path | None:
+    """Return the path by which a run is known whatever its name; None if it was not kept."""
+    return run.path and run.path.resolve()
+
+
+def _compared_by_gate(
+    run: Measurement, gate: Gate, label: str, opponent: Measurement | None
+) -> Outcome:
     """Return the outcome of a gate on one model. Its reason has the marks of the compared models,
     and a warning if the opponent's run.json lists no digest of results.json."""
     reason = run.facts.not_measurable.get(gate.task)
     if reason is not None:
         return gate.unanswered(label, reason)
     compared = [(label, run.models[label])]
-    opponent = None
-    if gate.run is None:
+    if opponent is None:
         values = run.values(label)
     else:
-        opponent = _opponent_of_gate(run, gate, label)
         compared += opponent.models.items()
         values = run.difference(label, opponent)
     for name, model in compared:
@@ -552,25 +622,6 @@ def _judge_gate(run: Measurement, gate: Gate, label: str) -> Outcome:
     if not marks:
         return outcome
     return replace(outcome, reason=f"{outcome.reason} ({', '.join(marks)})")
-
-
-def _gated_models(run: Measurement, gate: Gate) -> list[str]:
-    """Return the labels of the models that a gate concerns: the named variant, else the models with
-    a rounded cache for a metric of rounding, else the extended or untouched models."""
-    if gate.variant is not None:
-        if gate.variant not in run.models:
-            names = ", ".join(run.models)
-            raise UsageError(f"--fail-if {gate.text!r}: no variant {gate.variant!r}; has {names}")
-        return [gate.variant]
-    # A rounding is of the rows whose cache is rounded, and they have no gates but that.
-    rounded = [label for label, model in run.models.items() if model.unrounded]
-    if is_of_rounding(gate.metric):
-        return rounded
-    for kind in (EXTENDED, UNTOUCHED):
-        labels = [label for label in run.labels(kind) if label not in rounded]
-        if labels:
-            return labels
-    return []
 
 
 def _opponent_of_gate(run: Measurement, gate: Gate, label: str) -> Measurement:

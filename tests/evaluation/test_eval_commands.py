@@ -181,6 +181,11 @@ def judged(runs, gate):
         ("tail@4k > 1", 3),
         ("tail@256 = 1", 2),
         ("nobody:tail@256 > 1", 2),
+        ("yarn-4x:tail@256 > 1 vs yarn-4x", 2),
+        ("yarn-4x:tail@256 > 1 vs {runs}/one:yarn-4x", 2),
+        ("tail@256 > 1e9 vs yarn-4x", 0),
+        ("tail@256 > 1 vs {runs}/one", 2),
+        ("rounding@256 > 1", 2),  # no cache is rounded
         ("tail@256 > 1 vs nowhere", 3),
     ],
 )
@@ -197,6 +202,9 @@ def test_fail_if_sets_the_exit_code(runs, gate, code):
         ("passky@256 < 1", "no such metric; there are tail@LENGTH, tail_nll@LENGTH, "),
         ("base:gain@256 > 1", "no such metric; there are tail@LENGTH, "),
         ("nobody:tail@256 > 1", "no variant 'nobody'; there are base, untouched"),
+        ("tail@256 > 1 vs untouched", "compares untouched only with itself; name another model"),
+        ("base:tail@256 > 1 vs base", "vs, or ./base for the folder of that name"),
+        ("tail@256 > 1 vs ./untouched", "./untouched is neither the directory of an evaluation"),
         ("tail@256 > 1 vs nowhere", "nowhere is neither the directory of an evaluation nor a"),
         ("tail@256 > 1 vs {runs}", "has no results of ropext eval"),
     ],
@@ -214,6 +222,77 @@ def test_a_gate_on_an_unmeasured_metric_is_refused_before_anything_is_read(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_variant_comes_before_a_folder_of_its_name(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs / "two", "yarn-4x")
+    (tmp_path / "pi-4x").mkdir()  # no run: `vs pi-4x` does not read it
+
+    def looked_at(gate):
+        words = ("compare", str(runs / "one"), "--fail-if", gate, "--json")
+        code, said = run(*words, capsys=capsys)
+        assert code in (0, 3), said.err
+        gates = json.loads(said.out)["gates"]
+        return {judged["variant"]: judged["looked_at"] for judged in gates}
+
+    one, two = read_run(runs / "one"), read_run(runs / "two")
+    beside = one.difference("pi-4x", one.only("yarn-4x"))["tail@256"].value
+    apart = one.difference("pi-4x", two.only("yarn-4x"))["tail@256"].value
+    assert beside != apart
+    assert looked_at("tail@256.value > 0 vs yarn-4x") == {"pi-4x": beside}
+    folder = looked_at("tail@256.value > 0 vs ./yarn-4x:yarn-4x")
+    assert (list(folder), folder["pi-4x"]) == (["yarn-4x", "pi-4x"], apart)
+    assert list(looked_at("tail@256.value > 0 vs pi-4x")) == ["yarn-4x"]
+
+
+@pytest.mark.parametrize(
+    ("specs", "gate", "judged"),
+    [
+        (["one:yarn-4x", "one:pi-4x"], "tail@256", ["yarn-4x", "pi-4x"]),
+        (["one:yarn-4x", "one:untouched"], "tail@256", ["yarn-4x"]),
+        (["one:base", "one:untouched"], "tail@256", ["untouched"]),
+        (["one:base", "one:pi-4x"], "base:tail@256", ["base"]),
+        (["one:yarn-4x", "two"], "tail@256", ["one:yarn-4x", "two:yarn-4x"]),
+        (["one", "two"], "tail@256", ["one:yarn-4x", "pi-4x", "two:yarn-4x"]),
+        (["one", "two"], "pi-4x:tail@256", ["pi-4x"]),
+        (["one:yarn-4x", "two:untouched"], "untouched:tail@256", ["untouched"]),
+        (["one", "again/../one:pi-4x"], "tail@256", ["yarn-4x", "one:pi-4x"]),
+        (["one:base", "two:base"], "tail@256", "it is about none of one:base, two:base; name one"),
+        (["one:base", "one:pi-4x"], "yarn-4x:tail@256", "no variant 'yarn-4x'; there are base, p"),
+    ],
+)
+def test_compare_judges_the_named_models_once_each(
+    runs, tmp_path, monkeypatch, capsys, specs, gate, judged
+):
+    monkeypatch.chdir(runs)
+    (runs / "again").mkdir(exist_ok=True)
+    words = ("compare", *specs, "--json", "-o", str(tmp_path / "report"), "--fail-if")
+    code, said = run(*words, f"{gate} > 1", capsys=capsys)
+    if isinstance(judged, str):
+        assert code == 2
+        assert judged in json.loads(said.out)["error"]
+        assert not (tmp_path / "report").exists()
+        return
+    assert code == 3
+    assert [one["variant"] for one in json.loads(said.out)["gates"]] == judged
+    assert f"{len(judged)} of {len(judged)} gates failed" in said.err
+    for name in judged:
+        assert f"({name}: " in said.err
+
+
+def test_an_output_may_have_the_name_of_the_variant_that_a_gate_names(
+    runs, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs / "one", "base")
+    again = [str(runs / "model"), "--data", str(runs / "docs.jsonl"), "--lengths", "64,256"]
+    again += ["--method", "yarn,pi", "--factor", "4", "-o", "base"]
+    code, said = run("eval", *again, "--fail-if", "tail@256 > 1e9 vs base", capsys=capsys)
+    assert code == 0, said.err
+    code, said = run("eval", *again, "--fail-if", "tail@256 > 1e9 vs ./base", capsys=capsys)
+    assert code == 2
+    assert "--fail-if" in said.err
+
+
 def test_gates_accept_exactly_the_measured_metrics(runs, tmp_path, capsys):
     """The names known before the run are the names in the results, for each variant and for
     pairs."""
@@ -224,7 +303,7 @@ def test_gates_accept_exactly_the_measured_metrics(runs, tmp_path, capsys):
     done = read_run(tmp_path / "run")
     labels = tuple(done.models)
     options = Evaluate(data="docs.jsonl", tasks=("passkey",), protocol="hf-stride")
-    coming = GateMetrics(options, labels, (64, 256))
+    coming = GateMetrics(options, done.models, (64, 256))
 
     def flat(at, whole):
         return {f"{name}@{length}" for name in at for length in (64, 256)} | {*whole}

@@ -23,6 +23,7 @@ from ropext.pipeline.run_digests import RunDigests
 from ropext.pipeline.stage import section_key
 from ropext.results import FOUND, RULER_CONTEXT, STRIDED
 from ropext.results.gates import GateMetrics
+from ropext.results.measurement import MeasuredModel
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
 from ropext.results.retrieval import haystack_numbers
 from ropext.tasks import own
@@ -283,7 +284,9 @@ def test_a_task_has_the_name_of_its_file():
     + [STRIDED, RULER_CONTEXT, FOUND, "mkey_nll"],
 )
 def test_a_task_cannot_have_the_name_of_a_metric(metric):
-    asked = GateMetrics(Evaluate(tasks=(f"questions/{metric}.jsonl",)), ("m",), (64,))
+    asked = GateMetrics(
+        Evaluate(tasks=(f"questions/{metric}.jsonl",)), {"m": MeasuredModel()}, (64,)
+    )
     with pytest.raises(UsageError, match=f"would be called {metric}, as another number is"):
         asked.check([])
 

@@ -660,6 +660,9 @@ def test_a_model_in_the_hubs_cache_is_read_for_its_key(tmp_path):
     [
         ("tail@512 > 0 vs untuched", "untuched is neither the directory of an evaluation nor"),
         ("tuned:tail@512 > 0", "no variant 'tuned'; there are base, untouched, extended"),
+        ("tail@512 > 0 vs extended", "it compares extended only with itself; name another model"),
+        ("base:tail@512 > 0 vs base", "it compares base only with itself; name another model"),
+        ("tail@512 > 0 vs ./extended", "./extended is neither the directory of an evaluation nor"),
         ("tail@128k > 8", r"128k is none of the lengths .*measured \(64, 128, 256, 512\)"),
         ("passkey@512 < 1", "passkey is asked only where"),
     ],

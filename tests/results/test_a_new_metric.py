@@ -9,7 +9,7 @@ import pytest
 
 from ropext.base.errors import UsageError
 from ropext.options.evaluate import Measuring
-from ropext.results import metrics, rundir
+from ropext.results import BASE, metrics, rundir
 from ropext.results.gates import GateMetrics, parse_gate
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelNumbers
@@ -46,7 +46,7 @@ def test_a_metric_needs_one_entry_and_a_column_another(monkeypatch):
     assert run.results["variants"]["b"]["metrics"]["first@64"]["n"] == 10
     assert run.difference("b", run.only("a"))["first@64"].value == 1.0
     gate = parse_gate("a:first@64 > 1")
-    GateMetrics(Measuring(data="texts", max_docs=10), ["a", "b"], [64]).check([gate])
+    GateMetrics(Measuring(data="texts", max_docs=10), models, [64]).check([gate])
     (outcome,) = rundir.judge_gates(run, [gate])
     assert not outcome.passed
     assert metrics.gate_rules_of("first@64") is FIRST.gate_rules
@@ -81,7 +81,8 @@ def test_the_page_names_every_metric_and_which_have_a_difference():
 
 @pytest.mark.parametrize("metric", ["bpb@64", "gain@64", "effective_context"])
 def test_a_gate_on_a_difference_that_does_not_exist(metric):
-    known = GateMetrics(Measuring(data="texts", max_docs=10), ["base", "a"], [64])
+    models = {"base": MeasuredModel(BASE), "a": MeasuredModel()}
+    known = GateMetrics(Measuring(data="texts", max_docs=10), models, [64])
     known.check([parse_gate(f"a:{metric} > 1")])
     name = metric.partition("@")[0]
     there = "there are tail@LENGTH, tail_nll@LENGTH, cumulative@LENGTH, short_tax"

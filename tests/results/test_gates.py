@@ -1,16 +1,24 @@
 """Gates: the grammar, the end of the interval that counts, and values without an interval."""
 
+import re
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from ropext.base.errors import UsageError
 from ropext.base.jsontext import values_json
 from ropext.options.evaluate import Evaluate
-from ropext.results import metrics
+from ropext.results import BASE, UNTOUCHED, metrics
 from ropext.results.gates import GateMetrics, check_gate, parse_gate
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.metrics import GateRules, Metric
+from ropext.results.perplexity import LossStatistics, MeasuredDocuments, Reading
 from ropext.results.report.gates import failed_gate_lines
-from ropext.results.values import Value, difference_of_shares, wilson_share
+from ropext.results.rundir import judge_gates
+from ropext.results.values import Bootstrap, Value, difference_of_shares, wilson_share
 
+MODELS = {"base": MeasuredModel(BASE), "m": MeasuredModel()}
 VALUES = {
     "tail@32768": Value(8.4, 0.1, (8.2, 8.6), 16),
     "short_tax": Value(0.01, None, None, 3, (0.0, 0.02)),
@@ -146,7 +154,7 @@ def test_a_gate_that_no_interval_can_answer_is_refused_before_anything_is_read(g
 
     def check(text, count):
         options = Evaluate(data="x.jsonl", tasks=("passkey",), max_docs=count)
-        GateMetrics(options, ("base", "m"), (64,)).check([parse_gate(text)])
+        GateMetrics(options, MODELS, (64,)).check([parse_gate(text)])
 
     with pytest.raises(UsageError, match="7 documents give no interval: --max-docs 8 or more"):
         check(gate, 7)
@@ -195,7 +203,44 @@ def test_a_metric_says_in_its_row_how_gates_judge_it(monkeypatch):
     gate = parse_gate("invented@64.value < 3")
     (line,) = failed_gate_lines([check_gate(gate, "m", {"invented@64": Value(2.0, None, None, 9)})])
     assert line == "FAILED invented@64.value < 3: m is 2 better at 64. To do: do this."
-    known = GateMetrics(Evaluate(data="x.jsonl"), ("base", "m"), (64,))
+    known = GateMetrics(Evaluate(data="x.jsonl"), MODELS, (64,))
     known.check([gate])
     with pytest.raises(UsageError, match=r"has no interval: ask for its \.value"):
         known.check([parse_gate("invented@64 < 3")])
+
+
+@pytest.mark.parametrize(
+    ("gate", "left"),
+    [
+        ("tail@64 > 1", ["x", "y"]),
+        ("tail@64 > 1 vs base", ["x", "y"]),
+        ("tail@64 > 1 vs x", ["y"]),
+        ("x:tail@64 > 1 vs y", ["x"]),
+        ("x:tail@64 > 1 vs x", "it compares x only with itself; name another model after vs, or"),
+        ("rounding@64 > 1", ["x+kv-q8_0"]),
+        ("rounding@64 > 1 vs x", ["x+kv-q8_0"]),
+        ("z:tail@64 > 1", "no variant 'z'; there are base, untouched, x, x+kv-q8_0, y"),
+    ],
+)
+def test_a_gate_judges_every_model_that_it_is_about_but_none_by_itself(gate, left):
+    """All models have the same losses, but the base."""
+    losses = [np.full(64, 1 + k / 10, np.float32) for k in range(9)]
+    models = {"base": MeasuredModel(BASE, Reading("base", {64: [row / 2 for row in losses]}))}
+    for label in ("untouched", "x", "x+kv-q8_0", "y"):
+        models[label] = MeasuredModel(reading=Reading(label, {64: losses}))
+    models["untouched"] = replace(models["untouched"], kind=UNTOUCHED)
+    models["x+kv-q8_0"] = replace(models["x+kv-q8_0"], unrounded="x")
+    hashes = tuple({64: str(k)} for k in range(9))
+    documents = MeasuredDocuments(tuple("abcdefghi"), hashes, (np.ones(64, np.int64),) * 9)
+    run = Measurement(LossStatistics(64, (64,), 16, Bootstrap(3)), models, documents)
+    if isinstance(left, list):
+        assert [one.variant for one in judge_gates(run, [parse_gate(gate)])] == left
+    else:
+        with pytest.raises(UsageError, match=re.escape(left)):
+            judge_gates(run, [parse_gate(gate)])
+
+
+def test_a_run_of_bases_alone_has_no_model_for_a_gate_without_one():
+    run = Measurement(LossStatistics(64, (64,), 16, Bootstrap(3)), {"base": MeasuredModel(BASE)})
+    with pytest.raises(UsageError, match="it is about none of base; name one of them, as in"):
+        judge_gates(run, [parse_gate("tail@64 > 1")])

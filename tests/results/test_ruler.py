@@ -9,7 +9,7 @@ import pytest
 from ropext.base.errors import UsageError
 from ropext.options.evaluate import Evaluate
 from ropext.results.gates import GateMetrics, parse_gate
-from ropext.results.measurement import item_differences
+from ropext.results.measurement import MeasuredModel, item_differences
 from ropext.results.model_index import _figures_of_metrics
 from ropext.results.report.comparison import answer_difference_table
 from ropext.results.report.tables import score_text
@@ -25,6 +25,7 @@ from ropext.results.values import Bootstrap, Value, wilson_share
 from ropext.tasks import THIRTEEN
 
 CONTEXT = 4096
+MODELS = {"yarn-4x": MeasuredModel()}
 
 
 def scored(task, length, score, index=0):
@@ -123,18 +124,16 @@ def test_a_task_that_no_model_solves_in_its_window_is_not_measurable():
 
 
 def test_gates_on_the_mean_of_ruler_need_all_thirteen_tasks():
-    metrics = GateMetrics(Evaluate(tasks=("vt", "cwe")), ("yarn-4x",), (4096,))
+    metrics = GateMetrics(Evaluate(tasks=("vt", "cwe")), MODELS, (4096,))
     metrics.check([parse_gate("ruler@4k<0.85")])
     # A threshold for all thirteen says nothing about two; a step of a grid has no interval.
     for text in ("ruler_context < 4k", "ruler_context.value < 4k", "effective_context.ruler < 4k"):
         with pytest.raises(UsageError, match=r"no such metric|ask for its \.value"):
             metrics.check([parse_gate(text)])
-    whole = GateMetrics(Evaluate(tasks=THIRTEEN), ("yarn-4x",), (4096,))
+    whole = GateMetrics(Evaluate(tasks=THIRTEEN), MODELS, (4096,))
     whole.check([parse_gate("ruler_context.value < 4k")])
     with pytest.raises(UsageError, match="ruler is asked only where --tasks names it"):
-        GateMetrics(Evaluate(tasks=("vt",)), ("yarn-4x",), (4096,)).check(
-            [parse_gate("ruler@4k<0.85")]
-        )
+        GateMetrics(Evaluate(tasks=("vt",)), MODELS, (4096,)).check([parse_gate("ruler@4k<0.85")])
     with pytest.raises(UsageError, match="none of the lengths"):
         metrics.check([parse_gate("ruler@32k<0.85")])
 

@@ -125,7 +125,7 @@ def test_an_evaluation_reports_trained_documents_in_tables_gates_and_comparisons
     fresh = read(output, data["new"], output=new)
     assert fresh.results["variants"][label]["overlap"]["mark"] == ""
     assert not any("trained on" in line for line in fresh.results["warnings"])
-    side = compare_models(open_runs_to_compare([f"{again}:base", f"{again}:{label}"])[1])
+    side = compare_models(open_runs_to_compare([f"{again}:base", f"{again}:{label}"]).alone)
     assert [row[0] for row in side.tables[0].rows] == ["base", name, "winner"]
     models = {"base", "untouched", label}
     for rows in (found.table(), found.positions(), ropext.open(again).table()):

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropext.base import guard
@@ -12,7 +12,7 @@ from ropext.base.jsontext import Json, JsonObject, values_json
 from ropext.base.table import Table, with_rows
 from ropext.base.workdir import Workdir
 from ropext.results import rundir
-from ropext.results.gates import split_run_spec
+from ropext.results.gates import Gate, Outcome, other_runs, split_run_spec
 from ropext.results.measurement import (
     Discordance,
     Measurement,
@@ -51,6 +51,7 @@ class Compared(Result):
     items: Mapping[str, Mapping[str, Value]]  # differences of answers, against `asked`
     asked: str  # the first model with answers
     split: Mapping[str, Mapping[tuple[str, int], Discordance]]  # the same, text by text
+    gates: Sequence[Outcome] = ()  # of `ropext compare --fail-if`
 
     @property
     def title(self) -> str:
@@ -113,9 +114,11 @@ def compare_runs(
     given: Sequence[str | Measurement],
     output: Path | None = None,
     labels: Mapping[str, str] | None = None,
-) -> tuple[list[Measurement], Compared]:
+    gates: Sequence[Gate] = (),
+) -> tuple[rundir.OpenedRuns, Compared]:
     """Return measured runs and the comparison of their results with paired intervals, under the
-    user's labels if there are any. With `output`, write its report there."""
+    user's labels if there are any. With `output`, write its report there. Refuse a run that
+    `gates` name if it is edited, or if the report would overwrite it."""
     specs = list[str]()  # empty for a result that was not kept
     for each in given:
         specs.append(each if isinstance(each, str) else str(each.path or ""))
@@ -123,21 +126,27 @@ def compare_runs(
         {"RUN": [split_run_spec(spec)[0] for spec in specs if spec]},
         {"--output": output},
     )
-    opened, parts = rundir.open_runs_to_compare(given, labels)
-    compared = compare_models(parts)
+    opened = rundir.open_runs_to_compare(given, labels)
+    others = other_runs(gates, opened.variants)
+    guard.check({"--fail-if": others}, {"--output": output})
+    for other in others:
+        if other.is_dir():  # else the gate says that it is not there
+            rundir.read_run(other)
+    outcomes = opened.judge(gates)  # it refuses before the report is written
+    compared = replace(compare_models(opened.alone), gates=outcomes)
     if output is not None:
         if "" in specs:
             raise UsageError(
                 "--output keeps the paths of the runs, and a result was not kept in a folder; give "
                 "ropext.evaluate an output, or compare without one"
             )
-        manifest: dict[str, Json] = {RUNS: _relative_runs(output, specs, opened)}
+        manifest: dict[str, Json] = {RUNS: _relative_runs(output, specs, opened.runs)}
         if labels:
             manifest[LABELS] = dict(labels)
         place = Workdir(output, "compare", {}, manifest)
         with place.claimed(None):
             place.write_results()
-            compared.write(output, opened)
+            compared.write(output, opened.runs)
     return opened, compared
 
 
@@ -171,13 +180,13 @@ def reopen_comparison(folder: Path, manifest: JsonObject) -> Compared:
         if each["variant"] is not None:
             spec += f":{each['variant']}"
         specs.append(spec)
-    runs, parts = rundir.open_runs_to_compare(specs, manifest.get(LABELS))
-    for each, run in zip(named, runs, strict=True):
+    opened = rundir.open_runs_to_compare(specs, manifest.get(LABELS))
+    for each, run in zip(named, opened.runs, strict=True):
         if run.key != each["key"]:
             raise InputError(
                 f"{run.path} changed since {folder} compared it; run ropext compare again"
             )
-    return compare_models(parts)
+    return compare_models(opened.alone)
 
 
 def compare_models(parts: Mapping[str, Measurement]) -> Compared:
