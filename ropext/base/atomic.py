@@ -56,10 +56,16 @@ def library_errors(output: Path) -> Iterator[None]:
         raise InputError(f"{output} cannot be written: {reason}") from error
 
 
+def temporary_of(path: Path) -> Path:
+    """Return a path next to a file for its unfinished content, `.NAME.TOKEN.ropext-tmp`; no helper
+    of an output has a longer name."""
+    return path.parent / f".{path.name}.{secrets.token_hex(8)}.ropext-tmp"
+
+
 def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:
     """Write a file under a temporary name in the same folder, flush it to the disk, and rename it.
     `keep` gives it the owner and the mode of the file that it replaces."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.ropext-tmp")
+    temporary = temporary_of(path)
     try:
         with temporary.open("xb") as stream:
             if keep and path.exists():

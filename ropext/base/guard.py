@@ -12,6 +12,7 @@ not equal, contain or be inside an input. ropext replaces and deletes only files
     *.png, *.parquet      hold their own digest (`Sign`)
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -25,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ropext.base.atomic import temporary_of
 from ropext.base.errors import InputError, OutputExists, UsageError, listed
-from ropext.base.inputs import open_regular, read_text
+from ropext.base.inputs import LONGEST_NAME, open_regular, read_text
 from ropext.base.jsontext import read_object
 from ropext.base.systems import keeps_times
 
@@ -72,8 +74,8 @@ LOSSES = Sign(b"losses by ropext, SHA-256 ")  # in the footer of a parquet file
 
 
 def check(reads: Named, writes: Named) -> None:
-    """Refuse an output path that equals, contains or is inside an input path, or that is a link.
-    Ignore an input that is not on this machine (a hub id)."""
+    """Refuse an output path that equals, contains or is inside an input path, that is a link, or
+    that is too long. Ignore an input that is not on this machine (a hub id)."""
     sources = list[tuple[str, list[Identity | None]]]()
     for flag, path in _each(reads):
         for place in _behind(path):
@@ -81,6 +83,7 @@ def check(reads: Named, writes: Named) -> None:
             if chain[0] is not None:  # a link may lead nowhere
                 sources.append((f"{place} ({flag})", chain))
     for flag, path in _each(writes):
+        _check_length(path, flag)
         if path.is_symlink():
             raise OutputExists(
                 f"{path} ({flag}) is a link, and links are not written through; {MOVE}"
@@ -105,6 +108,23 @@ def check(reads: Named, writes: Named) -> None:
                     f"the input {source} is inside {name}, which ropext writes; copy it to another "
                     "place first and name the copy, or write elsewhere"
                 )
+
+
+def _check_length(path: Path, flag: str) -> None:
+    """Refuse an output path that is too long for the file system, with all that ropext adds to its
+    name."""
+    longest = temporary_of(path)
+    is_long = len(os.fsencode(longest.name)) > LONGEST_NAME
+    try:
+        os.lstat(longest)
+    except OSError as error:  # usually because it does not exist
+        is_long = is_long or error.errno == errno.ENAMETOOLONG
+    if is_long:
+        added = len(longest.name) - len(path.name)
+        raise InputError(
+            f"{str(path)[:80]!r}... ({flag}) cannot be written: name too long, because ropext adds "
+            f"up to {added} letters to it while it writes; give a shorter one"
+        )
 
 
 def _each(named: Named) -> Iterator[tuple[str, Path]]:
@@ -356,16 +376,10 @@ def is_signed_log(path: Path) -> bool:
     return False
 
 
-def work_of(real: Path, token: str) -> Path:
-    """Return the path of the temporary folder in which an output is made, `.OUT.ropext-TOKEN`; it
-    has the longest name of an output's helpers."""
-    return real.parent / f".{real.name}.ropext-{token}"
-
-
 def make_work(real: Path) -> Path:
     """Make the temporary folder `.OUT.ropext-TOKEN` next to an output, with the empty file that
     marks it as ropext's."""
-    work = work_of(real, secrets.token_hex(8))
+    work = real.parent / f".{real.name}.ropext-{secrets.token_hex(8)}"
     work.mkdir()
     (work / work.name).touch()
     return work

@@ -16,7 +16,6 @@ Files that belong next to an output of one file (`.OUT.ropext-TOKEN/beside`) get
 after it. If a kill came between the two, a later run names them.
 """
 
-import errno
 import os
 import shutil
 import stat
@@ -118,14 +117,6 @@ def check_place(output: Path) -> None:
         raise InputError(f"{output} (--output) cannot be written: {parent} is no directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"{output} (--output) cannot be written: Permission denied in {parent}")
-    try:
-        os.lstat(guard.work_of(parent / output.name, "0" * 16))
-    except OSError as error:  # usually because it does not exist
-        if error.errno == errno.ENAMETOOLONG:
-            raise InputError(
-                f"{output} (--output) cannot be written: name too long, because ropext adds 25 "
-                "letters to it while it writes; give a shorter one"
-            ) from None
 
 
 def existing_parent(output: Path) -> Path:

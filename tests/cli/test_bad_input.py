@@ -423,6 +423,32 @@ def test_a_file_name_of_300_characters_is_refused(ropext):
         assert "longer than 255 bytes" in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["extend", "ropext://demo", "--factor", "2", "-o"],
+        ["fit", "ropext://demo", "--factor", "2", "--data", "ropext://tuning", "-o"],
+        ["finetune", "ropext://demo", "--data", "ropext://tuning", "-o"],
+        ["run", "smoke-test", "-o"],
+        ["eval", "ropext://demo", "--data", "ropext://held-out", "-o"],
+        ["eval", "ropext://demo", "--data", "ropext://held-out", "--losses"],
+        ["eval", "--endpoint", "http://127.0.0.1:1/v1", "--lengths", "1k", "-o"],
+        ["compare", "one", "two", "-o"],
+        ["plan", "ropext://demo", "--factor", "2", "--plot"],
+        ["inspect", "ropext://demo", "--plot"],
+        ["verify", "here", "--endpoint=http://a", "--plain=http://b", "--fingerprint"],
+    ],
+    ids=lambda words: f"{words[0]} {words[-1]}",
+)
+def test_a_name_that_is_too_long_with_ropexts_additions_is_refused(
+    refused, tmp_path, monkeypatch, words
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x" * 227, "x" * 239, "x" * 255, "new/" + "x" * 255, "é" * 120, "x/" * 2500):
+        said = refused(*words, name)
+        assert f"({words[-1].replace('-o', '--output')}) cannot be written: name too long" in said
+
+
 NO_TORCH = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
 
 
