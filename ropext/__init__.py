@@ -29,6 +29,8 @@ _PLACES = {
     "save": "ropext.pipeline.saving:save",
     "verify": "ropext.verifying.verification:verify",
 }
+# The modules with public addresses.
+_MODULES = ("bundled", "errors", "patching", "rope")
 
 __all__ = ["__version__", *_PLACES]
 
@@ -40,8 +42,10 @@ def __getattr__(name: str) -> Any:
         room, _, function = _PLACES[name].partition(":")
         globals()[name] = worded_for_python(getattr(import_module(room), function))
         return globals()[name]
+    if name in _MODULES:
+        return import_module(f"ropext.{name}")
     raise AttributeError(f"module 'ropext' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_MODULES))

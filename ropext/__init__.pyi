@@ -32,6 +32,10 @@ from typing import Any
 from typing import Literal
 from typing import Optional
 import os
+from ropext import bundled as bundled
+from ropext import errors as errors
+from ropext import patching as patching
+from ropext import rope as rope
 
 __version__: str
 

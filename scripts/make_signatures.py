@@ -110,7 +110,10 @@ def stub() -> str:
     """Return the whole file."""
     made = [function(name) for name in ropext.__all__ if name != "__version__"]
     imports = sorted({line for _, lines in made for line in lines})
-    return "\n".join([HEAD, *imports, "", "__version__: str", "", *(text for text, _ in made), ""])
+    modules = [f"from ropext import {name} as {name}" for name in ropext._MODULES]
+    return "\n".join(
+        [HEAD, *imports, *modules, "", "__version__: str", "", *(text for text, _ in made), ""]
+    )
 
 
 def main() -> None:

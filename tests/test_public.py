@@ -3,6 +3,7 @@
 import ast
 import doctest
 import inspect
+import re
 import runpy
 import subprocess
 import sys
@@ -59,6 +60,8 @@ RIGHT = {
     "verify": {"directory": "out"},
 }
 NAMES = tuple(name for name in ropext.__all__ if name != "__version__")
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/python.md"
 SHOWN = {name: inspect.signature(getattr(ropext, name)).parameters for name in NAMES}
 PARAMETERS = [(name, word) for name in NAMES for word in SHOWN[name]]
 
@@ -164,6 +167,20 @@ def test_a_name_that_is_too_long_for_a_file_is_a_sentence():
         ropext.inspect("a" * 5000)
 
 
+NAMED = re.compile(r"\bropext(?:\.[A-Za-z_]+)+")
+
+
+def test_a_public_address_of_the_page_is_there_after_import_ropext_alone():
+    text = PAGE.read_text("utf-8").replace("ropext.json", "")
+    named = sorted({*NAMED.findall(text), "ropext.rope.Rope", "ropext.errors.UsageError"})
+    assert {"ropext.errors.RopextError", "ropext.patching.unpatch", "ropext.bundled"} <= {*named}
+    for name in named:
+        module = name.split(".")[1]
+        assert module in dir(ropext)
+        if module not in NAMES:
+            subprocess.run([sys.executable, "-c", f"import ropext; {name}"], check=True)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'extnd'"):
         ropext.extnd  # noqa: B018
@@ -173,10 +190,6 @@ def test_importing_ropext_imports_only_its_version():
     code = "import sys, ropext; print([m for m in sys.modules if m.startswith('ropext.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['ropext.version']"
-
-
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/python.md"
 
 
 def test_the_signatures_that_editors_read_are_those_of_the_functions():
