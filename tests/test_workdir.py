@@ -6,6 +6,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from marked import manifest
 
@@ -14,6 +15,7 @@ from ropext.base import workdir
 from ropext.base.errors import InputError, OutputExists, UsageError
 from ropext.base.workdir import Workdir
 from ropext.results import rundir
+from ropext.results.measurement import write_piece
 
 COMMANDS = ("eval", "fit", "finetune", "run")
 KEPT = "readings/base/short/0a.npy"  # a name that a training gives
@@ -26,8 +28,7 @@ def place(tmp_path, command, output="out", **decides):
 def work(own, force=False):
     """Start a run that keeps a file and is interrupted."""
     with suppress(KeyboardInterrupt), own.claimed(force):
-        (own.folder / KEPT).parent.mkdir(parents=True, exist_ok=True)
-        (own.folder / KEPT).write_text("kept")
+        write_piece(own.folder / KEPT, [1.0])
         raise KeyboardInterrupt
 
 
@@ -54,7 +55,7 @@ def test_another_command_s_folder_is_refused_by_name(tmp_path, mine, theirs):
             own.check(force)
         with pytest.raises(OutputExists, match="delete the folder"), own.claimed(force):
             pytest.fail("it was claimed")
-    assert (old.folder / KEPT).read_text() == "kept"
+    assert np.load(old.folder / KEPT) == [1.0]
     assert workdir.read(old.folder)["command"] == theirs
 
 
@@ -131,8 +132,7 @@ LISTING = ("eval", "compare", "demo")
 def finished(own):
     """Run to the end: the log of a read model, and a report."""
     with own.claimed(False):
-        (own.folder / READ).parent.mkdir(parents=True, exist_ok=True)
-        (own.folder / READ).write_text("read")
+        write_piece(own.folder / READ, [2.0])
         own.write_results()
         (own.folder / MADE).write_text("made")
 
@@ -145,7 +145,7 @@ def listed(own):
 def test_files_of_a_run_are_in_its_manifest(tmp_path, command):
     own = place(tmp_path, command)
     finished(own)
-    digests = {MADE: b"made", READ: b"read"}
+    digests = {MADE: b"made", READ: (own.folder / READ).read_bytes()}
     wanted = {name: hashlib.sha256(text).hexdigest() for name, text in digests.items()}
     assert listed(own) == wanted
     before = (own.folder / "run.json").read_bytes()

@@ -10,6 +10,7 @@ not equal, contain or be inside an input. ropext replaces and deletes only files
     .OUT.ropext-TOKEN/    a work folder: it is empty, or holds a file of that name
     .OUT.ropext-lock      begins as every lock does
     *.png, *.parquet      hold their own digest (`Sign`)
+    pieces of a run       hold theirs and that of their name (`sign_of_piece`)
 """
 
 import errno
@@ -24,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ropext.base.atomic import temporary_of
 from ropext.base.errors import InputError, OutputExists, UsageError, listed
@@ -402,25 +403,54 @@ def works(real: Path) -> list[Path]:
 def check_file(path: Path | None, flag: str, sign: Sign) -> None:
     """Refuse to replace a PNG or parquet file that does not hold its own SHA-256, by which ropext
     knows the files that it wrote."""
-    if path is None or not os.path.lexists(path):
+    if path is None or not os.path.lexists(path) or holds_its_digest(path, sign):
         return
-    if path.is_file() and not path.is_symlink():
-        start = place_of_sign(path, sign)
-        if start is not None:
-            with path.open("rb") as stream:
-                stream.seek(start)
-                stated = stream.read(64)
-            if blanked_digest(path, start, len(sign.blank)).encode() == stated:
-                return
-            raise OutputExists(
-                f"{path} ({flag}) exists, and was edited since ropext wrote it; {MOVE}"
-            )
+    if _place_of_sign(path, sign) is not None:
+        raise OutputExists(f"{path} ({flag}) exists, and was edited since ropext wrote it; {MOVE}")
     raise OutputExists(f"{path} ({flag}) exists, and ropext did not write it; {MOVE}")
 
 
-def place_of_sign(path: Path, sign: Sign) -> int | None:
-    """Return the position of the SHA-256 that a PNG or parquet file holds of itself, after the last
-    sign near its end."""
+def sign_of_piece(path: Path) -> Sign:
+    """Return the sign of a finished piece of a run, such as the losses of one document. It depends
+    on the piece's name, so a copy of another piece does not have it."""
+    name = "/".join(path.parts[-3:])
+    return Sign(f"piece {hashlib.sha256(name.encode()).hexdigest()[:16]}, SHA-256 ".encode())
+
+
+def is_piece(path: Path) -> bool:
+    """Return whether a finished piece of a run is as ropext wrote it under this name."""
+    with suppress(InputError, OSError):
+        return holds_its_digest(path, sign_of_piece(path))
+    return False
+
+
+def put_digest(stream: BinaryIO, sign: Sign) -> None:
+    """Write the SHA-256 of a file into it, after its last sign, before the file gets its name."""
+    stream.flush()
+    path = Path(stream.name)
+    start = _place_of_sign(path, sign)
+    assert start is not None
+    digest = blanked_digest(path, start, len(sign.blank))
+    stream.seek(start)
+    stream.write(digest.encode())
+
+
+def holds_its_digest(path: Path, sign: Sign) -> bool:
+    """Return whether a file holds a sign, and after it the SHA-256 of the file as it is now."""
+    start = _place_of_sign(path, sign)
+    if start is None:
+        return False
+    with path.open("rb") as stream:
+        stream.seek(start)
+        stated = stream.read(64)
+    return blanked_digest(path, start, len(sign.blank)).encode() == stated
+
+
+def _place_of_sign(path: Path, sign: Sign) -> int | None:
+    """Return the position of the SHA-256 that a file holds of itself, after the last sign near its
+    end. Return None for a file without one, or for anything but a regular file."""
+    if path.is_symlink() or not path.is_file():
+        return None
     size = path.stat().st_size
     with path.open("rb") as stream:
         stream.seek(max(0, size - END))

@@ -203,13 +203,11 @@ class Workdir:
         self.check(force)
         folder = self.folder
         kept = sealed(folder) or {}
-        for name in self._edited():
-            if name.startswith(STORES):  # losses are not taken from an edited file
-                (folder / name).unlink()
         if not kept or self._other(kept):  # the manifest stays: after a kill it says whose this is
             # The name of an array contains everything that decides it, so another run can use it.
             stores = STORES if self.command == "eval" else MANIFEST
             remove(folder, lambda name: name.startswith((MANIFEST, stores)), say=say)
+        remove_damaged(folder, say)
         more: Flat = {}
         if guard.FILES in kept:
             there = guard.listing(folder)
@@ -238,6 +236,17 @@ def _results(folder: Path) -> list[str]:
     used.log."""
     names = [name for name in guard.listing(folder) if OURS.fullmatch(name)]
     return [n for n in names if n not in (MANIFEST, USED) and not HALF_WRITTEN.fullmatch(n)]
+
+
+def remove_damaged(folder: Path, say: Say) -> None:
+    """Delete the finished pieces of a run that were edited or damaged since ropext wrote them, and
+    name them: the run computes them again. After a power cut a piece may be empty."""
+    pieces = [name for name in _results(folder) if name.startswith(UNITS)]
+    damaged = [name for name in pieces if not guard.is_piece(folder / name)]
+    for name in damaged:
+        (folder / name).unlink()
+    if damaged:
+        say(f"{folder}: edited or damaged pieces are computed again: {guard.shown(damaged)}")
 
 
 def remove(

@@ -12,7 +12,7 @@ from ropext.base.errors import UsageError
 from ropext.base.jsontext import read_json, write_json
 from ropext.base.narration import Call, clean_command, file_progress
 from ropext.base.staging import Output, check_output
-from ropext.base.workdir import Flat, Workdir, remove
+from ropext.base.workdir import Flat, Workdir, remove, remove_damaged
 from ropext.files.checkpoint import open_snapshot, with_weights
 from ropext.files.checkpoint.digests import check_code
 from ropext.models.processes import rank_and_count
@@ -90,6 +90,7 @@ class ChoiceStep(Step):
 
     def make(self) -> None:
         """Choose the method of a run with `--method auto`, and write choice.json."""
+        remove_damaged(self.folder, self.call.hooks.say)
         write_json(self.path, AutoChoice(self.beforehand, self.folder, self.call).measured_choice())
 
     def clear(self) -> None:

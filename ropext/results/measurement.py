@@ -6,19 +6,18 @@ smaller than the difference of two unpaired numbers.
 """
 
 import json
-import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
+from ropext.base import guard
 from ropext.base.atomic import write_whole
 from ropext.base.errors import InputError, UsageError
-from ropext.base.jsontext import Json, JsonObject, digest, fields_of, values_json, write_json
+from ropext.base.jsontext import Json, JsonObject, digest, dump, fields_of, values_json
 from ropext.base.lengths import length_text
 from ropext.results import BASE, EXTENDED, FOUND, SCHEMA
 from ropext.results.gates import Outcome
@@ -408,11 +407,25 @@ def _group_pairs(pairs: Sequence[Pair], *names: str) -> dict[Any, list[Pair]]:
     return groups
 
 
-def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write one .npy file of a kept run, such as a document's token losses, from which perplexities
-    are computed (unlike .npz it holds no date)."""
-    write_whole(path, lambda stream: np.save(stream, array, allow_pickle=False))
+def write_piece(path: Path, result: Any) -> None:
+    """Write the losses (.npy) or answers (.json) of one unit of work, with the digest by which a
+    resumed run knows that they were neither edited nor damaged. Unlike .npz, .npy holds no date."""
+    sign = guard.sign_of_piece(path)
+    mark = sign.begin + sign.blank
 
+    def write(stream: BinaryIO) -> None:
+        """Write the content of one unit of work, then its digest."""
+        if path.suffix == ".npy":
+            np.save(stream, np.asarray(result), allow_pickle=False)
+            stream.write(mark)  # numpy reads no further than the array
+        else:
+            stream.write(dump({CONTENT: result, "made": mark.decode()}))
+        guard.put_digest(stream, sign)
+
+    write_whole(path, write)
+
+
+CONTENT = "content"  # in a .json file of a store, next to the digest
 
 # Folders of a store.
 DIVERGENCE = "kl"
@@ -436,8 +449,10 @@ class Store:
     """The losses and answers of one variant, one file for each unit of work, in a folder or only in
     memory.
 
-    A file is written under another name and renamed, so a file that exists is complete. If several
-    processes read the same, one writes the folder, and the others keep their arrays in memory.
+    A file is written under another name and renamed, so a file that exists is complete. A run that
+    resumes first deletes the files that were edited or damaged (`workdir.remove_damaged`).
+    If several processes read the same, one writes the folder, and the others keep their arrays in
+    memory.
     """
 
     folder: Path | None = None
@@ -463,10 +478,8 @@ class Store:
         them."""
         if self.folder is None or not self.writes:
             self.held[name] = result
-        elif name.endswith(".npy"):
-            write_array(self.file(name), np.asarray(result))
         else:
-            write_json(self.file(name), result)
+            write_piece(self.file(name), result)
 
     def get(self, name: str) -> Any:
         """Return kept losses (.npy) or answers (.json) of a run's folder or of memory. Metrics
@@ -476,15 +489,14 @@ class Store:
         if name.endswith(".npy"):
             # Mapped: a header that claims more than its file holds is refused, not allocated.
             return np.array(np.load(self.file(name), "r", allow_pickle=False))
-        return json.loads(self.file(name).read_text(encoding="utf-8"))
+        return json.loads(self.file(name).read_text(encoding="utf-8"))[CONTENT]
 
     def write_files(self, folder: Path) -> None:
         """Write a variant's losses and answers as the files of a finished run: .npy and .json below
         a folder of variants/."""
-        if self.folder is not None:
-            shutil.copytree(self.folder, folder, dirs_exist_ok=True)
-        for name, result in self.held.items():
-            Store(folder).put(name, result)
+        names = [] if self.folder is None else guard.listing(self.folder)
+        for name in (*names, *self.held):
+            Store(folder).put(name, self.get(name))
 
     def reading(self, label: str, regimes: Mapping[str, int], hashes: Sequence[str]) -> Reading:
         """Return the token losses, kept in a run or in memory, from which a variant's perplexities

@@ -10,7 +10,8 @@ results.
     items.jsonl, results.json, report.md, report.html, plots/*.png
 
 A unit of work is one file under variants/. It is written under a temporary name and renamed, so an
-existing file is complete. A store's name holds the label of its variant and a digest of everything
+existing file is complete. It holds its own digest, and a resumed run does not use it if it was
+edited or damaged since. A store's name holds the label of its variant and a digest of everything
 that decides its units, so its files never belong to another model. No file here holds a time.
 """
 
@@ -18,6 +19,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -79,7 +81,8 @@ def write_documents(path: Path, documents: MeasuredDocuments, longest: int) -> N
     ):
         by_length = {str(length): digest for length, digest in hashes.items()}
         rows.append({"name": name, "hashes": by_length})
-        Store(path).put(_bytes_file_name(hashes[longest]), counts.astype(np.int32))
+        write = partial(np.save, arr=counts.astype(np.int32), allow_pickle=False)
+        write_whole(path / _bytes_file_name(hashes[longest]), write)
     write_json(path / DOCUMENTS, rows)
 
 
@@ -119,20 +122,9 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
                     writer.write_table(pyarrow.table(columns, schema=schema))
             sign = guard.LOSSES
             writer.add_key_value_metadata({"made": sign.begin + sign.blank})
-        _sign_losses(Path(stream.name), stream)
+        guard.put_digest(stream, sign)
 
     write_whole(path, write)
-
-
-def _sign_losses(path: Path, stream: BinaryIO) -> None:
-    """Write the digest of a run's table of token losses, the parquet file of --losses, into the
-    file, before it gets its name."""
-    stream.flush()
-    start = guard.place_of_sign(path, guard.LOSSES)
-    assert start is not None
-    digest = guard.blanked_digest(path, start, len(guard.LOSSES.blank))
-    stream.seek(start)
-    stream.write(digest.encode())
 
 
 def variant_store(path: Path, name: str) -> Store:

@@ -213,6 +213,8 @@ class FitObjective(TrainingObjective[Fitted]):
         self.steps = JudgedSteps(place, self.judge, self.variant(STEP, plan))
         start_plan = plan_by_method(self.snapshot, self.options, learned.method, learned.knobs())
         here = self.variant(label, start_plan)
+        if processes.is_main():
+            trainer.go_back(self.folder / label, self.steps.is_whole)
         with applied(model, here):
             reason = loss.why_not_sliced(model)
             if reason is not None:

@@ -106,10 +106,19 @@ class JudgedSteps:
         store.put(KNOBS, dict(knobs))
         store.write_files(self.folder / str(step))
 
+    def is_whole(self, step: int) -> bool:
+        """Return whether a judged step of a fit has its knobs and its whole reading. Neither is
+        there if it was damaged: the run that resumes has deleted it."""
+        store = Store(self.folder / str(step))
+        return store.has(KNOBS) and all(
+            unit.is_in(store) for unit in self.reads.units(self.variant)
+        )
+
     def models(self) -> dict[str, MeasuredModel]:
         """Return the readings of every judged step of a fit that was kept whole, by its number,
         in order."""
-        names = sorted((path.parent.name for path in self.folder.glob(f"*/{KNOBS}")), key=int)
+        steps = [int(path.parent.name) for path in self.folder.glob(f"*/{KNOBS}")]
+        names = [str(step) for step in sorted(steps) if self.is_whole(step)]
         variants = [replace(self.variant, label=name) for name in names]
         stores = {name: Store(self.folder / name) for name in names}
         return dict(self.reads.measured(variants, stores).models)

@@ -261,6 +261,7 @@ class TrainingObjective(Training, ABC, Generic[Done]):
         self.counts()
         rank, world = processes.rank_and_count()
         with place.claimed(call.force, rank, world, call.hooks.say):
+            processes.wait_for_everyone()  # the first has deleted damaged pieces
             if rank != 0:
                 call = replace(call, hooks=SILENT)
             return self.run(place.folder, output, call)

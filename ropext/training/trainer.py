@@ -373,6 +373,16 @@ def last_checkpoint(folder: Path) -> Path | None:
     return complete[-1] if complete else None
 
 
+def go_back(folder: Path, is_whole: Callable[[int], bool]) -> None:
+    """Give up Trainer's last checkpoints until every evaluation before the last one is whole: the
+    training does the others again."""
+    while (last := last_checkpoint(folder)) is not None:
+        evaluations = history_in(last, 0).evaluations
+        if all(is_whole(int(one["step"])) for one in evaluations):
+            return
+        (last / COMPLETE).unlink()
+
+
 def rotate_checkpoints(folder: Path, best: str | None) -> None:
     """Keep the last checkpoints and the best one, MOST together. Delete from the others the files
     that Trainer wrote, by their names; Trainer's own rotation would delete whatever begins like a

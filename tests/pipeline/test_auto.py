@@ -328,7 +328,9 @@ def test_a_second_run_of_method_auto_does_nothing(made, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_interrupted_choice_reads_nothing_twice(made, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_choice_reads_nothing_twice_but_damaged_losses(
+    made, tmp_path, monkeypatch, capsys
+):
     import shutil
 
     monkeypatch.chdir(tmp_path)
@@ -342,10 +344,16 @@ def test_an_interrupted_choice_reads_nothing_twice(made, tmp_path, monkeypatch, 
     manifest(step, record["command"], record["decides"], **begun)
     last = sorted((choice / "readings").iterdir())[-1]
     shutil.rmtree(last)
+    torn = next(path for path in (choice / "readings").rglob("*.npy"))
+    before = torn.read_bytes()
+    torn.write_bytes(before[:200])
     kept = {p: p.stat().st_mtime_ns for p in (choice / "readings").rglob("*") if p.is_file()}
     data = str(made / "data.jsonl")
-    code, _ = run(*AUTO, "--data", data, "-o", "out", *CHEAP, capsys=capsys)
+    code, heard = run(*AUTO, "--data", data, "-o", "out", *CHEAP, capsys=capsys)
     assert code == 0
+    assert f"are computed again: {torn.relative_to(choice).as_posix()}" in heard.err
+    assert torn.read_bytes() == before
+    del kept[torn]
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
     assert json.loads((choice / "choice.json").read_text()) == json.loads(whole)
 

@@ -388,6 +388,43 @@ def test_ctrl_c_keeps_the_answers(tmp_path, capsys) -> None:
     assert len(fake.asked) == 11
 
 
+def test_damaged_answers_and_questions_of_an_unfinished_run_are_asked_again(
+    tmp_path, capsys
+) -> None:
+    fake = Fake(limit=4096)
+    with serving(fake) as url:
+        options = ("--lengths", "256", "--items", "2")
+        evaluated(capsys, url, *options, "-o", tmp_path / "whole")
+        out = tmp_path / "out"
+
+        def stopped(text: str) -> str:
+            if len(fake.asked) == 6:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)
+            return looked_up(text)
+
+        fake.asked.clear()
+        fake.says = stopped
+        assert evaluated(capsys, url, *options, "-o", out)[0] == 4
+        kept = sorted(out.glob("variants/port-*/*.json"))
+        edited, empty, cut, *_ = kept
+        edited.write_text(edited.read_text("utf-8").replace('"found"', '"missed"'), "utf-8")
+        empty.write_bytes(b"")
+        cut.write_bytes(cut.read_bytes()[:-9])
+        questions = min(out.glob("variants/questions-*/*.json"))
+        questions.write_bytes(b"[]")
+        fake.says = looked_up
+        code, _, err = evaluated(capsys, url, *options, "-o", out)
+    assert code == 0, err
+    assert (
+        f"edited or damaged pieces are computed again: {edited.relative_to(out).as_posix()}, "
+        in err
+    )
+    assert f"{len(kept) - 3} questions were answered before" in err
+    for name in ("results.json", "items.jsonl"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
 @pytest.mark.parametrize("names_it", [True, False])
 def test_answers_of_another_model_are_not_reused(names_it, tmp_path, capsys) -> None:
     """The server is started again, under its name and limit, with weights that find nothing."""

@@ -279,6 +279,44 @@ def test_a_killed_fit_resumes_to_the_same_spectrum(plain, base, stories, tmp_pat
     assert again.pair_factors == done.pair_factors
 
 
+DAMAGED = {
+    "readings/yarn/*/*.npy": "resuming after step 5",
+    "steps/yarn/4/pass-*/*.npy": "resuming after step 3",
+    "steps/yarn/4/knobs.json": "resuming after step 3",
+    "steps/yarn/2/pass-*/*.npy": "fitting",
+}
+
+
+@pytest.mark.parametrize(("piece", "said"), DAMAGED.items())
+def test_a_killed_fit_does_damaged_pieces_again(
+    plain, base, stories, tmp_path, monkeypatch, piece, said
+):
+    output, own = tmp_path / "out", trainer._Trainer.training_step
+
+    def dies(self, *args, **kwargs):
+        if self.state.global_step == 5:
+            os.kill(os.getpid(), 9)
+        return own(self, *args, **kwargs)
+
+    with monkeypatch.context() as killing:
+        killing.setattr(trainer._Trainer, "training_step", dies)
+        call = partial(train, "fit", base, str(stories), output, **RANDOM)
+        assert Forked(call, tmp_path).wait()[0] == -9
+    folder = tmp_path / "out.run"
+    path = min(folder.glob(piece))
+    content = path.read_bytes()
+    path.write_bytes(content[:-200] + content[-100:])
+    told = []
+    again = train("fit", base, str(stories), output, call=Call(Hooks(told.append)), **RANDOM)
+    name = path.relative_to(folder).as_posix()
+    assert f"{folder}: edited or damaged pieces are computed again: {name}" in told
+    resumed = [sentence for sentence in told if sentence.startswith(("resuming", "fitting"))]
+    assert resumed[-1].startswith(said)
+    assert again.by_step == plain.by_step
+    assert again.judgements == plain.judgements
+    assert again.pair_factors == plain.pair_factors
+
+
 def shared_by_two(base, stories, tmp_path):
     """Return the result of a fit in two processes."""
 
