@@ -119,7 +119,7 @@ class Item:
         return once + 1 + self.room
 
 
-FEWEST_READ = 2  # tokens of a truncated prompt
+FEWEST_READ = 2  # tokens of a truncated prompt, or of an own question's
 
 
 def truncated(items: Sequence[Item], window: int) -> tuple[Item, ...]:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from ropext.base.inputs import check_names, from_home
 from ropext.base.jsontext import json_lines
 from ropext.base.lengths import length_text
 from ropext.tasks.asking import TextQuestion, match, text_span
-from ropext.tasks.item import Item, PromptEncoder, check_amount
+from ropext.tasks.item import FEWEST_READ, Item, PromptEncoder, check_amount
 
 SUFFIX = ".jsonl"
 SHARED = 0.9  # of two inputs: from this share of a common beginning on, they are about one text
@@ -226,7 +227,7 @@ def _question_of_row(where: str, row: Mapping[str, Any], length: int | None) -> 
         raise InputError(f"{where}: 'outputs' is {_short_value(outputs)}; expected a list of texts")
     texts = tuple(_text_of_row(where, "outputs", output) for output in outputs)
     prefix = ""
-    if row.get("answer_prefix"):
+    if row.get("answer_prefix") not in (None, ""):
         prefix = _text_of_row(where, "answer_prefix", row["answer_prefix"])
     stated = row.get("length")
     if stated is not None and (type(stated) is not int or stated < 1):
@@ -261,26 +262,27 @@ def _short_value(value: object) -> str:
 
 def _returned_by_function(
     task: OwnTask, function: Callable[..., Any], given: tuple[int, int, int]
-) -> object:
-    """Return what the user's function of questions returns; turn its exception into one
+) -> Sequence[object]:
+    """Return the own questions that the user's function returns; turn its exception into one
     sentence."""
     try:
-        return function(*given)
+        made = function(*given)
+        if isinstance(made, Iterable) and not isinstance(made, str | bytes | Mapping):
+            return list(islice(made, MOST_QUESTIONS + 1))
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = ""
         if place.filename != __file__:
             where = f" ({os.path.basename(place.filename)}, line {place.lineno})"
         raise UsageError(f"tasks: {task}: {type(error).__name__}: {error}{where}") from error
+    raise UsageError(
+        f"tasks: {task} must return a list of pairs (prompt, outputs), or of dicts with "
+        f"{FIELDS}; it returned {class_name(made)}"
+    )
 
 
-def _rows_of_function(task: OwnTask, made: object, length: int) -> Iterable[Row]:
+def _rows_of_function(task: OwnTask, made: Sequence[object], length: int) -> Iterable[Row]:
     """Yield the rows of own questions that a function returned for a length."""
-    if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
-        raise UsageError(
-            f"tasks: {task} must return a list of pairs (prompt, outputs), or of dicts with "
-            f"{FIELDS}; it returned {class_name(made)}"
-        )
     for number, row in enumerate(made, 1):
         where = f"the function {task}, question {number} at {length_text(length)}"
         fields = row
@@ -340,6 +342,11 @@ def own_items(
     for index, question in zip(haystacks_of(questions), questions, strict=True):
         rendered = encoder.render(question.text, question.prefix, "")
         prompt = tuple(encoder.encode(rendered))
+        if before + len(prompt) < FEWEST_READ:
+            raise InputError(
+                f"{question.where}: the prompt has {before + len(prompt)} token of this tokenizer; "
+                f"a question needs {FEWEST_READ} or more"
+            )
         answer = _encoded_answer(question, encoder)
         size = question.size(before + len(prompt), len(answer))
         length = question.place(size, lengths)

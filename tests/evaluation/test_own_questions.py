@@ -202,6 +202,8 @@ GOOD = json.dumps(question(1))
         (b'{"input": "a", "outputs": ["a"], "length": true}', "'length' is True"),
         (b'{"input": "a", "outputs": ["a"], "length": "4k"}', "'length' is '4k'"),
         (b'{"input": "a", "outputs": ["a"], "answer_prefix": 3}', "'answer_prefix' holds 3"),
+        (b'{"input": "a", "outputs": ["a"], "answer_prefix": 0}', "'answer_prefix' holds 0"),
+        (b'{"input": "a", "outputs": ["a"], "answer_prefix": []}', r"'answer_prefix' holds \[\]"),
         (b'{"input": "a", "input": "b", "outputs": ["a"]}', "'input' occurs twice"),
         (b'{"input": "\\ud800", "outputs": ["a"]}', "surrogate"),
         (b'{"input": "\xff", "outputs": ["a"]}', "not UTF-8"),
@@ -216,6 +218,18 @@ def test_a_broken_line_is_named_by_its_number(model, tmp_path, line, said):
         evaluation_of(model, tasks=str(path), lengths="1k")
     assert re.search(said, str(caught.value))
     assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_of_one_token_is_refused(tmp_path, capsys):
+    """The bundled model has no BOS, so it would read nothing before the prompt's last token."""
+    path = tmp_path / "q.jsonl"
+    path.write_text(GOOD + '\n{"input": "x", "outputs": ["a"]}\n')
+    code, heard = run("eval", "ropext://demo", "--tasks", path, "--lengths", "256", capsys=capsys)
+    assert code == 2
+    assert "q.jsonl, line 2: the prompt has 1 token" in heard.err.splitlines()[-1]
+    path.write_text('{"input": "x", "outputs": ["a"], "answer_prefix": " is"}\n')
+    options = ("--tasks", path, "--lengths", "256", "--dry-run")
+    assert run("eval", "ropext://demo", *options, capsys=capsys)[0] == 0
 
 
 def test_broken_files_are_one_sentence(model, tmp_path, capsys):
@@ -336,10 +350,16 @@ def broken(context, length, seed):
     return 1 / 0
 
 
+def broken_later(context, length, seed):
+    yield "a", ["b"]
+    raise KeyError("c")
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (broken, r"tasks: broken: ZeroDivisionError: .*\(test_own_questions\.py, line \d+\)"),
+        (broken_later, r"tasks: broken_later: KeyError: 'c' \(test_own_questions\.py, line \d+\)"),
         (lambda context, length, seed: "text", "must return a list of pairs"),
         (lambda context, length, seed: None, "it returned a NoneType"),
         (lambda context, length, seed: [3], "question 1 at 512 is an int"),
