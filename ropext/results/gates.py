@@ -50,9 +50,9 @@ UNITS = {"": 1, "k": 1024, "m": 1024**2}  # the units of a limit
 _GATE = re.compile(
     r"\s*(?:(?P<variant>[^\s:<>=](?:[^:<>=]*[^\s:<>=])?):)?"
     r"(?P<metric>[A-Za-z_][\w-]*(?:\.(?!value\b)[A-Za-z_][\w-]*)?)"
-    r"(?:@(?P<length>\d+(?:\.\d+)?[kKmM]?))?"
+    r"(?:@(?P<length>[0-9]+(?:\.[0-9]+)?[kKmM]?))?"
     r"(?P<point>\.value)?\s*(?P<op>>=|<=|>|<)\s*"
-    r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?P<unit>[kKmM]?))?"
+    r"(?P<number>[-+]?(?P<digits>[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?P<unit>[kKmM]?))?"
     r"(?:\s*\bvs\s+(?P<run>\S.*?))?\s*"
 )
 
@@ -137,6 +137,12 @@ def parse_gate(text: str) -> Gate:
     number = match["number"] or "0"
     unit = match["unit"] or ""
     limit = float(number.removesuffix(unit)) * UNITS[unit.lower()]
+    is_zero = not (match["digits"] or "").strip("0.")
+    if math.isinf(limit) or (limit == 0) is not is_zero:
+        raise UsageError(
+            f"--fail-if {text!r}: {number} is too large or too small for a computer's numbers; "
+            "write 0, or a number between 1e-300 and 1e300"
+        )
     metric = match["metric"]
     if match["length"]:
         metric += f"@{parse_length(match['length'], '--fail-if')}"

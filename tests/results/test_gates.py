@@ -129,11 +129,33 @@ def test_parse_gate_splits_a_gate_into_its_parts():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "tail", "tail@32k", "tail@32k >", "tail@x > 1", "tail > 1 vs", "> 3", "a = 3"]
+    "text",
+    [
+        *("", "tail", "tail@32k", "tail@32k >", "tail@x > 1", "tail > 1 vs", "> 3", "a = 3"),
+        *("tail@32k > ٣", "tail@٣٢k > 3", "tail@32k > 3e٣", "tail@32k > 𝟑", "tail@32k > −3"),
+        *("tail@32k > inf", "tail@32k > nan", "tail@32k > 0x10", "tail@32k > 1_0"),
+    ],
 )
 def test_nonsense_is_refused(text):
     with pytest.raises(UsageError, match="not a gate"):
         parse_gate(text)
+
+
+@pytest.mark.parametrize(
+    "number", ["1e400", "-1e400", "1e308k", "9" * 400, "1e-400", "-.1e-400", "1e-330m"]
+)
+def test_a_limit_that_a_float_cannot_hold_is_refused(number):
+    """An infinite limit would let everything pass, and one near zero would become zero."""
+    with pytest.raises(UsageError, match="too large or too small for a computer's numbers"):
+        parse_gate(f"tail@32k > {number}")
+
+
+def test_limits_near_the_ends_of_a_float_and_every_zero_are_read():
+    for number in ("0", "-0", "0.000", ".0", "0e5", "0k", "0e-400"):
+        assert parse_gate(f"tail@32k > {number}").limit == 0
+    assert parse_gate("tail@32k > 1e308").limit == 1e308
+    assert parse_gate("tail@32k > -2e-323").limit == -2e-323
+    assert parse_gate("tail@32k > 100.5k").limit == 100.5 * 1024
 
 
 def test_a_gate_about_what_was_not_measured_fails_and_loses_no_measurement():
