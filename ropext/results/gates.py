@@ -249,7 +249,7 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
         f"{what} of {name}{against} is {looked_at:.6g}, the gate fails at {gate.op} {gate.limit:g}"
     )
     is_uncertain = math.isfinite(looked_at) and failed and not holds(value.value, gate.limit)
-    if is_uncertain and value.value != gate.limit:
+    if is_uncertain and math.isfinite(value.value) and value.value != gate.limit:
         count = _deciding_count_text(gate, value)
         reason += (
             f"; the value itself, {value.value:.6g}, does not: about {count} "
@@ -262,8 +262,9 @@ def _deciding_count_text(gate: Gate, value: "Value") -> str:
     """Say in a gate's reason how many documents or questions would let an interval pass whose value
     passes."""
     side = int(gate.op in (">", ">="))
+    rules = gate_rules_of(gate.metric)
     is_share = value.apart is not None or gate.run is None
-    if is_share and gate_rules_of(gate.metric).unit == QUESTIONS:
+    if is_share and rules.unit == QUESTIONS:
 
         def passes(asked: "Value") -> bool:
             """Return whether the interval of a share over so many answers passes the gate."""
@@ -272,7 +273,11 @@ def _deciding_count_text(gate: Gate, value: "Value") -> str:
 
         return value.deciding_questions(passes)
     assert value.ci95 is not None
-    return value.deciding(abs(value.ci95[side] - value.value), abs(value.value - gate.limit))
+    end = value.ci95[side]
+    if rules.is_perplexity and gate.run is None:
+        reach = math.log(end / value.value)
+        return value.deciding(reach, math.log(gate.limit / value.value))
+    return value.deciding(end - value.value, gate.limit - value.value)
 
 
 def metric_text(metric: str) -> str:

@@ -54,6 +54,7 @@ class GateRules:
     is_gain: bool = False  # a number above zero is better
     has_interval: bool = True  # without one, a gate must ask for its .value
     unit: str = DOCUMENTS
+    is_perplexity: bool = False  # its interval is that of its logarithm
 
 
 def _tail_span(frame: "LossStatistics", length: int) -> Span:
@@ -120,6 +121,7 @@ SHORT_TAX = GateRules(
     "base",
     "take a smaller --factor, train it (`ropext finetune`), or serve short prompts with the base",
 )
+PERPLEXITY = GateRules(is_perplexity=True)
 KV = "kv"  # the option by which caches are rounded
 LARGER_TYPE = "store K in more bits (q8_0): the loss comes from rounding K"
 KL = GateRules(
@@ -138,12 +140,19 @@ ROUNDING = GateRules(
 KEPT = GateRules("{model} keeps its quality up to {value:,.0f} tokens", SHORTER)
 # In the order in which results.json holds them.
 TEXT_METRICS = (
-    Metric("tail", "perplexity", compares=True),
+    Metric("tail", "perplexity", compares=True, gate_rules=PERPLEXITY),
     Metric("tail_nll", "nll", compares=True),
-    Metric("cumulative", "perplexity", span=_span_before, compares=True, causal=True),
-    Metric("yarn", "yarn_perplexity", span=_span_before, causal=True),
+    Metric(
+        "cumulative",
+        "perplexity",
+        span=_span_before,
+        compares=True,
+        causal=True,
+        gate_rules=PERPLEXITY,
+    ),
+    Metric("yarn", "yarn_perplexity", span=_span_before, causal=True, gate_rules=PERPLEXITY),
     Metric("bpb", "bits_per_byte", ("reading", "documents"), _span_before, causal=True),
-    Metric("in_window", "perplexity", ("base",)),
+    Metric("in_window", "perplexity", ("base",), gate_rules=PERPLEXITY),
     Metric("in_window_nll", "nll", ("base",)),
     Metric("gain", "difference", ("base", "reading"), gate_rules=GAIN),
     Metric("kl", "nll", ("divergence",), option="kl", causal=True, gate_rules=KL),
@@ -181,7 +190,7 @@ def gate_rules_of(metric: str) -> GateRules:
         if row.name == name:
             return row.gate_rules
     if name == STRIDED:
-        return GateRules()
+        return PERPLEXITY
     if name == RULER_CONTEXT or name.startswith("effective_context."):
         return REACHED
     if name.endswith("_nll"):

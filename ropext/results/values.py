@@ -92,7 +92,8 @@ class Value:
 
     def deciding(self, reach: float, distance: float) -> str:
         """Return as text how many documents would shrink the reach of an interval, from the value
-        to its end, below a distance: it shrinks with the square root of their number."""
+        to its end, below a distance: it shrinks with the square root of their number. Both are
+        differences of logarithms for a perplexity."""
         return _two_digits(max(self.n + 1, self.n * (reach / distance) ** 2))
 
     def deciding_questions(self, passes: "Callable[[Value], bool]") -> str:

@@ -97,6 +97,38 @@ def test_a_gate_that_only_an_interval_fails_says_how_many_documents_would_decide
         assert "would decide" not in check_gate(parse_gate(text), "m", values).reason
 
 
+@pytest.mark.parametrize("metric", ["tail", "cumulative", "yarn", "in_window", "hf_stride"])
+def test_the_documents_that_decide_about_a_perplexity_follow_its_logarithm(metric):
+    """16 documents end at 10 and at 6.4: ln 1.25 = .22314 on both sides of ln 8. Of n documents
+    they are .22314·sqrt(16/n) away. ln(9/8) = .11778 gives n = 57.4, and ln(8/7) = .13353 gives
+    44.7."""
+    values = {f"{metric}@512": Value(8.0, 0.9, (6.4, 10.0), 16)}
+
+    def reason(text):
+        return check_gate(parse_gate(f"{metric}@512 {text}"), "m", values).reason
+
+    assert reason("> 9").endswith("about 58 documents would decide, instead of 16")
+    assert 8 * 1.25 ** (16 / 58) ** 0.5 < 9 < 8 * 1.25 ** (16 / 57) ** 0.5
+    assert reason("< 7").endswith("about 45 documents would decide, instead of 16")
+    assert 8 / 1.25 ** (16 / 44) ** 0.5 < 7 < 8 / 1.25 ** (16 / 45) ** 0.5
+
+
+def test_the_documents_that_decide_about_a_difference_or_a_loss_follow_the_number_itself():
+    """The end .4 is .3 away, and the limit .2 is .1 away: nine times the documents."""
+    for metric, run in (("tail", " vs base"), ("tail_nll", ""), ("bpb", ""), ("short_tax", "")):
+        name = metric if metric == "short_tax" else f"{metric}@512"
+        values = {name: Value(0.1, 0.1, (-0.2, 0.4), 16)}
+        told = check_gate(parse_gate(f"{name} > 0.2{run}"), "m", values).reason
+        assert told.endswith("about 150 documents would decide, instead of 16"), metric
+
+
+def test_a_perplexity_that_is_infinite_says_no_count():
+    values = {"tail@512": Value(float("inf"), None, (5.0, float("inf")), 16)}
+    outcome = check_gate(parse_gate("tail@512 < 9"), "m", values)
+    assert not outcome.passed
+    assert "would decide" not in outcome.reason
+
+
 def test_a_gate_on_a_share_says_how_many_questions_would_decide():
     """40 of 40 over eight haystacks; by Wilson's formula 132 of 132 end above .9."""
     values = {"mkey@256": wilson_share(40, 40, 40 / 3.8)}
