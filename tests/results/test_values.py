@@ -229,6 +229,36 @@ def test_questions_of_one_group_are_worth_fewer_where_groups_differ():
 
 
 @pytest.mark.parametrize(
+    ("right", "sizes"),
+    [
+        ([5, 4, 1, 5], [5, 5, 5, 5]),
+        ([3, 0, 7, 2, 2], [3, 4, 7, 5, 2]),
+        ([5, 4.5, 0.25], [5, 5, 5]),
+        ([5, 5, 5, 5], [5, 5, 5, 5]),
+        ([0, 0, 0], [4, 5, 6]),
+        ([3], [10]),
+        ([1, 0, 1], [1, 1, 1]),
+    ],
+)
+def test_the_effective_count_is_that_of_the_page_of_statistics(right, sizes):
+    """Copied from docs/reference/statistics.md; Student's t from a table of its 97.5 %."""
+    n, k = sum(sizes), len(sizes)
+    p = sum(right) / n
+    d = 1 + 0.7 * (sum(m * m for m in sizes) / n - 1)
+    f = 1.0
+    rarer = min(sum(right), n - sum(right))
+    if rarer > 0 and k > 1:
+        spread = sum((r - p * m) ** 2 for r, m in zip(right, sizes, strict=True))
+        observed = k / (k - 1) * spread / (n * p * (1 - p))
+        d = (rarer * observed + 1 * d) / (rarer + 1)
+        f = {2: 12.7062, 3: 4.30265, 4: 3.18245, 5: 2.77645}[k] / 1.959964
+    expected = n / (1 + f**2 * max(0, d - 1))
+    if max(sizes) == 1:
+        expected = n
+    assert effective_count(right, sizes) == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.parametrize(
     ("haystacks", "share", "likeness", "most"),
     [
         (4, 0.5, 0.7, 0.98),
