@@ -264,9 +264,7 @@ UNSEALED = '{"command": "eval", "decides": {}}'
 def test_a_folder_with_a_foreign_run_json_is_refused(tmp_path, content):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/run.json").write_text(content)
-    with pytest.raises(
-        OutputExists, match=r"ropext eval would keep its run in .*, which holds something"
-    ):
+    with pytest.raises(InputError, match=r"out.run\.json is not as ropext wrote it"):
         place(tmp_path, "eval").check(True)
     (tmp_path / "out/run.json").write_text("{")
     with pytest.raises(InputError, match=r"run\.json cannot be read"):

@@ -29,7 +29,7 @@ from typing import Any
 
 from ropext.base import guard
 from ropext.base.atomic import HALF_WRITTEN, os_errors
-from ropext.base.errors import OutputExists
+from ropext.base.errors import InputError, OutputExists
 from ropext.base.inputs import check_links
 from ropext.base.jsontext import read_json, write_json
 from ropext.base.locks import locked, run_folder
@@ -112,6 +112,7 @@ class Workdir:
         manifest = sealed(folder)
         guard.check({}, {"a run's folder": folder})
         if manifest is None:
+            check_seal(folder)
             if folder.is_file() or not all(map(HALF_WRITTEN.fullmatch, guard.listing(folder))):
                 raise OutputExists(
                     f"ropext {self.command} would keep its run in {folder}, which holds "
@@ -306,6 +307,15 @@ def sealed(folder: Path) -> dict[str, Any] | None:
         return None
     bare = {key: value for key, value in manifest.items() if key != SEAL}
     return manifest if manifest.get(SEAL) == _seal_of(bare) else None
+
+
+def check_seal(folder: Path) -> None:
+    """Raise InputError if a run's folder holds a run.json that is not as ropext wrote it."""
+    if (folder / MANIFEST).is_file() and sealed(folder) is None:
+        raise InputError(
+            f"{folder / MANIFEST} is not as ropext wrote it: it was edited or damaged, or another "
+            "program wrote it; restore it, or give another folder"
+        )
 
 
 def differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -40,6 +40,8 @@ def open(run: str | Path) -> "Evaluated | Compared | Ran | Extended | Finetuned 
         return _opened_training(folder, record) or opened_extension(folder, record)
     if manifest is not None:
         return _opened_folder(place, manifest)
+    workdir.check_seal(folder)
+    workdir.check_seal(place)
     raise InputError(
         f"{folder} holds no result of ropext; give what `ropext extend`, `fit`, `finetune`, "
         "`eval`, `compare` or `run` wrote as its -o"

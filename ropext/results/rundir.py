@@ -194,6 +194,7 @@ def _check_digests(path: Path) -> None:
 def read_unchecked_run(path: Path) -> Measurement:
     """Return a finished run without a check of its files' digests: one that this process has just
     written, or that `read_run` checks. Raise InputError if a part is missing or damaged."""
+    workdir.check_seal(path)
     manifest = workdir.read(path)
     if manifest is None or manifest["command"] != "eval":
         raise InputError(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import command_line
@@ -221,6 +222,28 @@ def test_a_gate_is_judged_again_if_the_run_that_it_names_changed(work, tmp_path)
     results.write_text(results.read_text("utf-8").replace("0.", "1.", 1), "utf-8")
     with pytest.raises(InputError, match=r"edited, added or deleted .* results\.json"):
         ropext.run(recipe, output)
+
+
+def test_a_run_json_that_was_edited_is_named_wherever_a_run_is_read_or_resumed(
+    work, tmp_path, ropext_line
+):
+    place, _, _ = work
+    folder = shutil.copytree(place / FOLDER, tmp_path / "edited")
+    manifest = folder / "run.json"
+    text = manifest.read_text("utf-8")
+    manifest.write_text(text.replace('"eval"', '"evil"', 1), "utf-8")
+    assert manifest.read_text("utf-8") != text
+    said = f"{manifest} is not as ropext wrote it: it was edited or damaged"
+    for words in (
+        ("compare", folder),
+        ("compare", place / FOLDER, "--fail-if", f"extended:tail@512 > 9 vs {folder}"),
+        ("eval", place / "longer", "--data", "ropext://held-out", "--lengths", "512", "-o", folder),
+    ):
+        code, out, err = ropext_line(*words)
+        assert (code, out) == (2, ""), words
+        assert said in err, words
+    with pytest.raises(InputError, match=re.escape(said)):
+        ropext.open(folder)
 
 
 def test_a_path_without_a_result_gives_one_sentence(tmp_path):
