@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ropext.base.errors import UsageError
+from ropext.base.errors import InputError, UsageError
 from ropext.base.inputs import is_path
 from ropext.base.jsontext import Json
 from ropext.base.lengths import length_text, parse_length
@@ -160,7 +160,11 @@ def parse_gate(text: str) -> Gate:
 def split_run_spec(spec: str) -> tuple[Path, str | None]:
     """Return the path and the variant of `RUN` or `RUN:VARIANT`, as gates and comparisons name
     runs; a directory whose name holds a colon comes first."""
-    if Path(spec).is_dir():
+    try:
+        is_whole = Path(spec).is_dir()
+    except OSError as error:  # a name that is too long, for one
+        raise InputError(f"{spec[:80]} cannot be read: {error.strerror}") from error
+    if is_whole:
         return Path(spec), None
     path, _, variant = spec.rpartition(":")
     if path and not is_path(variant):
@@ -210,8 +214,9 @@ def why_no_model(gate: Gate, concerned: Collection[str], there: Collection[str])
     names = ", ".join(there)
     if concerned:
         folder = f", or ./{gate.run} for the folder of that name" if gate.run in concerned else ""
+        itself = "itself" if len(concerned) == 1 else "themselves"
         return (
-            f"it compares {' and '.join(concerned)} only with itself; name another model after "
+            f"it compares {' and '.join(concerned)} only with {itself}; name another model after "
             f"vs{folder}"
         )
     if gate.variant is not None:

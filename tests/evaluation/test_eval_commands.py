@@ -185,6 +185,7 @@ def judged(runs, gate):
         ("yarn-4x:tail@256 > 1 vs {runs}/one:yarn-4x", 2),
         ("tail@256 > 1e9 vs yarn-4x", 0),
         ("tail@256 > 1 vs {runs}/one", 2),
+        ("tail@256 > 1 vs " + "a" * 300, 3),
         ("rounding@256 > 1", 2),  # no cache is rounded
         ("tail@256 > 1 vs nowhere", 3),
     ],
@@ -205,6 +206,7 @@ def test_fail_if_sets_the_exit_code(runs, gate, code):
         ("tail@256 > 1 vs untouched", "compares untouched only with itself; name another model"),
         ("base:tail@256 > 1 vs base", "vs, or ./base for the folder of that name"),
         ("tail@256 > 1 vs ./untouched", "./untouched is neither the directory of an evaluation"),
+        ("tail@256 > 1 vs " + "a" * 300, "a" * 80 + " cannot be read: File name too long"),
         ("tail@256 > 1 vs nowhere", "nowhere is neither the directory of an evaluation nor a"),
         ("tail@256 > 1 vs {runs}", "has no results of ropext eval"),
     ],
@@ -513,6 +515,7 @@ def test_answers_are_compared_with_the_truncated_baseline(runs, capsys, tmp_path
     ("specs", "says"),
     [
         (["one", "apart"], "read different tokens"),
+        (["a" * 300, "two"], "cannot be read: File name too long"),
         (["one:nobody", "two"], "holds no variant 'nobody'"),
         (["nowhere", "two"], "has no results of ropext eval"),
         (["one:yarn-4x"], "two models at least"),
