@@ -55,16 +55,20 @@ def encode_text(file: str) -> tuple[int, int]:
 
 
 def render_chat_template(
-    template: str, messages: "Json", words: "dict[str, Json]", opening: bool
-) -> str:
+    template: str, messages: "Json", words: "dict[str, Json]", opening: bool, marked: bool = False
+) -> "Json":
     """Render a conversation through a loaded model's own chat template in the sandbox, with
-    transformers' function for it."""
+    transformers' function for it. `marked` asks for the places that {% generation %} marks."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     words |= {"chat_template": template, "add_generation_prompt": opening}
-    text = str(render_jinja_template([messages], **words)[0][0])
+    words["return_assistant_tokens_mask"] = marked
+    rendered: Json = render_jinja_template([messages], **words)
+    text = str(rendered[0][0])
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"it makes {len(text):,} characters of one")
+    if marked:
+        return rendered[1][0]
     return text
 
 

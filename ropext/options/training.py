@@ -173,6 +173,8 @@ class TrainingOptions(Options):
 class Finetune(TrainingOptions):
     """One fine-tuning; None means the default for this model and factor (`--dry-run` shows it)."""
 
+    key_schema = 2  # other tokens of a conversation count
+
     train: Literal["lora", "new-rows", "both"] | None = wanted(
         None,
         "what to train: lora, new-rows (rows added to a position table), or both [lora; new-rows "
@@ -287,7 +289,7 @@ class Finetune(TrainingOptions):
 class FitSettings(TrainingOptions):
     """How a spectrum is fitted. In a recipe, `extend` says how far, and for which engines."""
 
-    key_schema = 2  # from one start, at one rate
+    key_schema = 3  # from one start, at one rate; other tokens of a conversation count
 
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(
         None,

@@ -7,14 +7,13 @@ nothing.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from ropext.base.errors import InputError
-from ropext.base.jsontext import Json
 from ropext.base.lengths import length_text
 from ropext.evaluation import corpus
 from ropext.evaluation.corpus import DocumentEncoder
@@ -36,6 +35,7 @@ from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.training.defaults import Settings
 from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning
 from ropext.training.rows import TrainingRows, join_documents
+from ropext.training.turns import scored_tokens
 
 # One in SHARE of the documents that can judge is held out: at least eight documents, but never
 # more than one in LARGEST_SHARE.
@@ -202,13 +202,7 @@ def _encoded_document(
     document = encoder.document(raw.name, text, NO_LIMIT)
     if isinstance(raw.content, str):
         return document
-    ends = np.cumsum(document.token_bytes)
-    scored = np.zeros(len(document), bool)
-    for begin, end in assistant_turns(raw, text, encoder):
-        first = len(text[:begin].encode("utf-8", "replace"))
-        last = first + len(text[begin:end].encode("utf-8", "replace"))
-        scored |= (ends > first) & (ends <= last)
-    return replace(document, scored=scored)
+    return replace(document, scored=scored_tokens(document, raw, text, encoder))
 
 
 def judging_workload(
@@ -303,48 +297,6 @@ def _too_few_to_fit(data: TrainingData, target: int) -> InputError:
         f"longest has {data.longest}). A fit needs at least {LARGEST_SHARE}, one of them to "
         f"judge it: {ways}"
     )
-
-
-def assistant_turns(
-    raw: corpus.RawDocument, text: str, encoder: corpus.DocumentEncoder
-) -> Iterator[tuple[int, int]]:
-    """Yield the place of each assistant turn in the rendered text of a conversation to train on,
-    its end mark included.
-
-    The conversation is rendered up to the turn, and once with it. If the template renders a
-    shorter conversation differently, ropext searches for the turn's own words.
-    """
-    at = 0
-    messages = list(raw.content)
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") != "assistant":
-            continue
-        begin, end = _training_turn(messages, index, text, encoder)
-        if end <= begin:
-            words = str(message.get("content", "")).strip()
-            begin = text.find(words, at)
-            end = begin + len(words)
-        if begin < 0 or end <= begin:
-            raise InputError(
-                f"--data {raw.name}: the chat template renders turn {index + 1} so that it cannot "
-                "be found in the whole conversation; give plain text (--column)"
-            )
-        at = end
-        yield begin, end
-
-
-def _training_turn(
-    messages: list[Json], index: int, text: str, encoder: corpus.DocumentEncoder
-) -> tuple[int, int]:
-    """Return the place of an assistant's turn, on which a training takes its loss, in a
-    conversation of --data. The chat template shows it; return (0, 0) if it does not."""
-    if index == 0:
-        return 0, 0  # templates refuse an empty conversation
-    before = encoder.converse(messages[:index], opening=True)
-    after = encoder.converse(messages[: index + 1])
-    if text.startswith(before) and text.startswith(after):
-        return len(before), len(after)
-    return 0, 0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -17,10 +17,6 @@ TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}. {{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}assistant. {% endif %}"
 )
-# Shows the last turn only, so that a shorter conversation is no beginning of the whole one.
-FORGETFUL = (
-    "{% for m in messages %}{% if loop.last %}NOW {% endif %}{{ m['content'] }} {% endfor %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -150,23 +146,6 @@ def test_the_loss_of_a_conversation_is_on_the_assistants_turns(base, encoder):
     assert scored == "good day</s>farewell</s>"
     whole = encoder.tokenizer.decode(document.ids)
     assert whole.startswith("<s>user. hello there</s>assistant. good day</s>user.")
-
-
-def test_a_template_that_renders_beginnings_otherwise_is_searched_for_the_turns(encoder):
-    encoder.tokenizer.chat_template = FORGETFUL
-    messages = [
-        {"role": "assistant", "content": "good day"},
-        {"role": "user", "content": "good day too"},
-        {"role": "assistant", "content": "good day again"},
-    ]
-    raw = corpus.RawDocument("chat", messages)
-    text = encoder.text_of(raw)
-    turns = [text[a:b] for a, b in data.assistant_turns(raw, text, encoder)]
-    assert turns == ["good day", "good day again"]
-    encoder.tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    text = encoder.text_of(raw)
-    with pytest.raises(InputError, match="turn 3 so that it cannot be found"):
-        list(data.assistant_turns(raw, text, encoder))
 
 
 def test_the_digest_covers_ids_and_scored_tokens(encoder):

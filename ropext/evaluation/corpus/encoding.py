@@ -263,11 +263,21 @@ class DocumentEncoder:
     def converse(self, messages: Messages, opening: bool = False) -> str:
         """Render the messages of a document or question through the chat template; `opening` begins
         the next answer."""
-        words = {**self.tokenizer.special_tokens_map, **self.template_args}
-        question = {"messages": messages, "words": words, "opening": opening}
+        return str(self._ask_template({"messages": messages, "opening": opening}))
+
+    def marked_turns(self, messages: Messages) -> list[tuple[int, int]]:
+        """Return the places that the chat template marks by {% generation %} in the text of a
+        document."""
+        question = {"messages": messages, "opening": False, "marked": True}
+        return [(begin, end) for begin, end in self._ask_template(question)]
+
+    def _ask_template(self, question: dict[str, Json]) -> Json:
+        """Return the sandbox's answer to a question about a document or question in the chat
+        template."""
+        question["words"] = {**self.tokenizer.special_tokens_map, **self.template_args}
         try:
             question["template"] = self.tokenizer.get_chat_template()
-            return str(ask_sandbox("render", question))
+            return ask_sandbox("render", question)
         except (ValueError, TimeoutError) as error:
             raise InputError(f"the tokenizer's chat template fails: {error}") from None
 
