@@ -3,6 +3,8 @@
 import ast
 import doctest
 import inspect
+import json
+import math
 import re
 import runpy
 import subprocess
@@ -152,6 +154,13 @@ def test_a_config_or_a_model_in_memory_is_planned_as_its_directory(out):
     assert ropext.inspect(config).main == ropext.inspect("ropext://demo").main
     now = ropext.inspect(patched)
     assert (now.model.context, now.main.params["rope_type"]) == (1024, "linear")
+    for wrong in (math.nan, -math.inf, [{"inside": math.nan}], {1}):
+        for function in (ropext.inspect, ropext.plan):
+            with pytest.raises(UsageError, match=r"^this config cannot be written as JSON: "):
+                function(config.to_dict() | {"note": wrong}, factor=4)
+    above = ropext.plan(config.to_dict() | {"note": math.inf}, factor=4)
+    json.dumps(above.to_json(), allow_nan=False)
+    assert above.config["note"] == {"__float__": "Infinity"}  # as transformers writes it
     with pytest.raises(UsageError, match=r"^this config has no model_type"):
         ropext.plan({"rope_theta": 1.0}, factor=4)
     with pytest.raises(UsageError, match=r"^revision main is of a hub id"):

@@ -187,6 +187,8 @@ def _code_of(words: list[str]) -> int:
         if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
         return _interrupted(" ".join(error.__cause__.args), words)
+    except SystemExit as error:  # by a model's own code, say: no success, whatever its code
+        raise RuntimeError("code that ropext called ended the process") from error
 
 
 def _failed(sentence: str, exit_code: int, words: list[str]) -> int:

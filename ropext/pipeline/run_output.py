@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from ropext.base import guard
 from ropext.base.atomic import os_errors
 from ropext.base.errors import InputError, OutputExists
 from ropext.base.jsontext import JsonObject, digest, read_json, write_json
@@ -121,11 +122,24 @@ def check_output_is_free(work: RunContext) -> None:
     if work.digests.of_tree(work.output) in owned:
         return
     if not work.call.force:
+        why = "exists, and this recipe did not write it"
+        if owned:
+            changed = guard.shown(_changed_files(work.output))
+            why = f"changed since this recipe wrote it: {changed}"
         raise OutputExists(
-            f"{work.output} (--output) exists, and this recipe did not write it; --force "
-            "replaces it if ropext wrote all of it"
+            f"{work.output} (--output) {why}; --force replaces it if ropext wrote all of it"
         )
     check_output(Output(work.output, force=True))
+
+
+def _changed_files(output: Path) -> list[str]:
+    """Return the files that were added, edited or deleted since a run wrote this output; its
+    ropext.json if that file lists all others as they are."""
+    files = guard.files_in(output)
+    if files is None:
+        return [guard.RECORD]
+    others = set(files).union(guard.listing(output)) - {guard.RECORD}
+    return sorted(others - guard.unchanged(output, files)) or [guard.RECORD]
 
 
 def find_output_list(output: Path) -> Path | None:

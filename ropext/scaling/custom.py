@@ -135,7 +135,7 @@ def _called(name: str, code: Callable[[], Result]) -> Result:
         return code()
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         inside = place.filename != __file__ and not place.filename.startswith("<")
         where = f" ({os.path.basename(place.filename)}, line {place.lineno})" if inside else ""

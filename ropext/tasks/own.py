@@ -269,7 +269,7 @@ def _returned_by_function(
         made = function(*given)
         if isinstance(made, Iterable) and not isinstance(made, str | bytes | Mapping):
             return list(islice(made, MOST_QUESTIONS + 1))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = ""
         if place.filename != __file__:

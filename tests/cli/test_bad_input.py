@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 from command_line import drive
@@ -393,6 +394,13 @@ def test_a_bug_keeps_its_traceback_and_exits_1(llama):
     assert run.returncode == 1
     assert "Traceback" in run.stderr
     assert "a bug" in run.stderr
+
+
+def test_code_that_ends_the_process_is_never_a_success(ropext, monkeypatch):
+    """As the code of a model may, with --trust-remote-code."""
+    monkeypatch.setattr("ropext.files.inspecting.plan", lambda *given, **more: sys.exit(0))
+    with pytest.raises(RuntimeError, match="code that ropext called ended the process"):
+        ropext("plan", "ropext://demo", "--factor", 4)
 
 
 def test_a_text_in_the_place_of_documents_is_refused_in_a_sentence():

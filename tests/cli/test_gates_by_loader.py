@@ -35,6 +35,10 @@ def extended(tmp_path):
         ("nobody", 2, "no such loader"),
         ("vllm==0.99", 6, "this version was not measured; measured are"),
         ("vllm==newest", 2, "a version is in numbers; measured are"),
+        ("vllm==", 2, "'vllm==': a version is in numbers; measured are"),
+        ("llama.cpp,lm-studio==", 2, "'lm-studio==': a version is in numbers; measured are"),
+        ("vllm==0.8==1", 2, "'vllm==0.8==1': a version is in numbers; measured are"),
+        ("vllm== 0.8", 2, "'vllm== 0.8': a version is in numbers; measured are"),
     ],
 )
 def test_a_plan_of_a_scaled_directory_gates_its_config(extended, names, code, said, capsys):

@@ -4,6 +4,7 @@ prompts, and the score follows from the definition of RULER's string_match_all."
 import functools
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -350,6 +351,10 @@ def broken(context, length, seed):
     return 1 / 0
 
 
+def leaving(context, length, seed):
+    sys.exit(0)
+
+
 def broken_later(context, length, seed):
     yield "a", ["b"]
     raise KeyError("c")
@@ -359,6 +364,7 @@ def broken_later(context, length, seed):
     ("function", "said"),
     [
         (broken, r"tasks: broken: ZeroDivisionError: .*\(test_own_questions\.py, line \d+\)"),
+        (leaving, r"tasks: leaving: SystemExit: 0 \(test_own_questions\.py, line \d+\)"),
         (broken_later, r"tasks: broken_later: KeyError: 'c' \(test_own_questions\.py, line \d+\)"),
         (lambda context, length, seed: "text", "must return a list of pairs"),
         (lambda context, length, seed: None, "it returned a NoneType"),

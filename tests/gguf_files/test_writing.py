@@ -560,8 +560,9 @@ def test_for_names_programs_that_run_a_file(base, tmp_path):
         for name in ("ollama==0.34", "koboldcpp==1.98", "llama.cpp==b6000"):
             with pytest.raises(NotMeasured, match="this version was not measured; measured are"):
                 ask(name)
-        with pytest.raises(UsageError, match="a version is in numbers; measured are 0"):
-            ask("ollama==newest")
+        for name in ("ollama==newest", "ollama=="):
+            with pytest.raises(UsageError, match="a version is in numbers; measured are 0"):
+                ask(name)
     for options in ({"method": "yarn"}, {}):
         with pytest.raises(
             UsageError,

@@ -181,9 +181,27 @@ def test_an_output_that_this_run_did_not_write_needs_force(tmp_path):
         go()
     go(force=True)
     (tmp_path / "out/README.md").write_text("mine")
-    with pytest.raises(OutputExists, match="this recipe did not write it"):
+    with pytest.raises(
+        OutputExists, match=r"changed since this recipe wrote it: README\.md; force"
+    ):
         go()
     assert (tmp_path / "out/README.md").read_text() == "mine"
+
+
+def test_an_output_that_changed_names_the_files(tmp_path):
+    go()
+    changed = r"out \(output\) changed since this recipe wrote it: "
+    record = tmp_path / "out/ropext.json"
+    before = record.read_text()
+    for content in (f"{before} ", "{"):
+        record.write_text(content)
+        with pytest.raises(OutputExists, match=rf"{changed}ropext\.json; force"):
+            go()
+    record.write_text(before)
+    (tmp_path / "out/config.json").unlink()
+    (tmp_path / "out/mine.txt").write_text("mine")
+    with pytest.raises(OutputExists, match=rf"{changed}config\.json and mine\.txt; force"):
+        go()
 
 
 def test_a_replaced_output_is_kept_on_request(tmp_path, capsys):

@@ -26,6 +26,9 @@ WRONG = """
 def raises(rope, factor):
     return {}["theta"]
 
+def leaves(rope, factor):
+    raise SystemExit(0)
+
 def few(rope, factor):
     return [1.0], 1.0
 
@@ -305,6 +308,7 @@ def test_a_function_gives_the_whole_spectrum_even_for_a_scaled_model(folder):
     ("name", "said"),
     [
         ("wrong:raises", "KeyError: 'theta' (wrong.py, line 3)"),
+        ("wrong:leaves", "SystemExit: 0 (wrong.py, line 6)"),
         ("wrong:few", "must return 16 finite inverse frequencies"),
         ("wrong:infinite", "must return 16 finite inverse frequencies"),
         ("wrong:cold", "an attention factor above 0; it returned"),

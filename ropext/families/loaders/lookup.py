@@ -2,6 +2,7 @@
 loaders that a user names."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,12 +16,13 @@ from ropext.families.loaders.table import (
     readers,
     span_of,
     spans_in,
-    version_of,
 )
 from ropext.scaling import forms
 from ropext.scaling.forms import Params
 
 # A dict can be of several kinds at once; the first verdict in this order counts.
+# A release, a build (b6789) or a commit.
+_VERSION = re.compile(r"[\w.+-]*\d[\w.+-]*", re.ASCII)
 _WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measured", "same")
 
 
@@ -340,11 +342,11 @@ def select_file(name: str) -> tuple[LoaderVersions, ...]:
 def _readers_of_version(name: str, mine: Sequence[LoaderVersions]) -> tuple[LoaderVersions, ...]:
     """Return the first of a loader's version ranges, or the ranges with the version of
     NAME==VERSION."""
-    version = loader_table()["aliases"].get(name.lower(), name).partition("==")[2]
-    if not version:
+    _, is_stated, version = loader_table()["aliases"].get(name.lower(), name).partition("==")
+    if not is_stated:
         return (mine[0],)
     ranges = ", ".join(reader.versions for reader in mine)
-    if not version_of(version):
+    if not _VERSION.fullmatch(version):
         raise UsageError(f"--for {name!r}: a version is in numbers; measured are {ranges}")
     fitting = tuple(reader for reader in mine if _covers_version(reader, version))
     if not fitting:

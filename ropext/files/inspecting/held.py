@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from ropext.base.errors import UsageError, class_name
 from ropext.base.inputs import not_a_model
-from ropext.base.jsontext import JsonObject
+from ropext.base.jsontext import CONFIG_DEPTH_LIMIT, JsonObject, dump, parse_object
 from ropext.families import stock
 from ropext.files.checkpoint import Snapshot
 
@@ -49,14 +49,13 @@ def _config_held(given: object, before_patch: bool) -> JsonObject:
     disk, to inspect it."""
     if isinstance(given, Mapping):
         try:
-            config: JsonObject = json.loads(json.dumps(given))
-        except (TypeError, ValueError) as error:
+            text = dump(given)
+        except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"this config cannot be written as JSON: {error}") from None
-        return config
+        return parse_object(text, "this config", levels=CONFIG_DEPTH_LIMIT)
     if isinstance(given, Config) and not isinstance(given, type):
         named = {"_name_or_path": getattr(given, "_name_or_path", "")}
-        written: JsonObject = json.loads(given.to_json_string())
-        return {**written, **named}
+        return {**_config_held(json.loads(given.to_json_string()), before_patch), **named}
     live = given
     if hasattr(given, "get_base_model"):
         live = given.get_base_model()
