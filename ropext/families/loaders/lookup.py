@@ -20,9 +20,9 @@ from ropext.families.loaders.table import (
 from ropext.scaling import forms
 from ropext.scaling.forms import Params
 
-# A dict can be of several kinds at once; the first verdict in this order counts.
 # A release, a build (b6789) or a commit.
 _VERSION = re.compile(r"[\w.+-]*\d[\w.+-]*", re.ASCII)
+# A dict can be of several kinds at once; the first verdict in this order counts.
 _WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measured", "same")
 
 
