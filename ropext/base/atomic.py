@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ropext.base.errors import InputError, RopextError
+from ropext.base.errors import NotWritten, RopextError
 from ropext.base.systems import copy_owner, move
 
 HALF_WRITTEN = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{16}\.ropext-tmp")
@@ -18,14 +18,14 @@ Write = Callable[[BinaryIO], object]
 
 @contextmanager
 def os_errors(output: Path) -> Iterator[None]:
-    """Turn an error of the file system into an InputError of one sentence: the output cannot be
+    """Turn an error of the file system into NotWritten, with one sentence: the output cannot be
     written, and why."""
     try:
         yield
     except OSError as error:
         where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
         reason = error.strerror or type(error).__name__
-        raise InputError(f"{output} cannot be written: {reason}{where}") from error
+        raise NotWritten(f"{output} cannot be written: {reason}{where}") from error
 
 
 def reason_of(error: Exception) -> str | None:
@@ -45,15 +45,15 @@ def reason_of(error: Exception) -> str | None:
 
 @contextmanager
 def library_errors(output: Path) -> Iterator[None]:
-    """Turn an error of the file system into an InputError of one sentence, as `os_errors` does, if
-    another library raised it while it wrote the output."""
+    """Turn an error of the file system into NotWritten, as `os_errors` does, if another library
+    raised it while it wrote the output."""
     try:
         yield
     except Exception as error:
         reason = reason_of(error)
         if reason is None:
             raise
-        raise InputError(f"{output} cannot be written: {reason}") from error
+        raise NotWritten(f"{output} cannot be written: {reason}") from error
 
 
 def temporary_of(path: Path) -> Path:
@@ -79,22 +79,19 @@ def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:
 
 
 @contextmanager
-def run_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the file system at a file in a run's folder into an InputError of one
-    sentence, which says that the same command resumes the run."""
+def file_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the file system at one file into NotWritten, with one sentence that names no
+    other file. In the folder of a run, `workdir` adds what is kept."""
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be written: {error.strerror or type(error).__name__}; what is finished "
-            "is kept; run the same command to resume"
-        ) from error
+        reason = error.strerror or type(error).__name__
+        raise NotWritten(f"{path} cannot be written: {reason}") from error
 
 
 def write_whole(path: Path, write: Write) -> None:
-    """Write a file of a run's folder by way of a temporary file; make its folder if it is
-    missing."""
-    with run_errors(path):
+    """Write a file by way of a temporary file; make its folder if it is missing."""
+    with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, write)
 

@@ -58,6 +58,11 @@ class InputError(RopextError):
     """A model directory, config, data file or hub id that cannot be read."""
 
 
+class NotWritten(InputError):
+    """A file that the file system does not let ropext write, for example because the disk is
+    full."""
+
+
 class ConfigError(InputError):
     """A config that cannot be read. `source` is its name in the sentence; a config that came from
     elsewhere has no file of that name."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from ropext.base import guard
 from ropext.base.atomic import HALF_WRITTEN, os_errors
-from ropext.base.errors import InputError, OutputExists
+from ropext.base.errors import InputError, NotWritten, OutputExists, Stopped
 from ropext.base.inputs import check_links
 from ropext.base.jsontext import read_json, write_json
 from ropext.base.locks import locked, run_folder
@@ -182,20 +182,35 @@ class Workdir:
 
         If a run of one process fails before it has kept anything, remove the folder.
         """
-        if rank != 0:
-            yield
-            return
-        with locked(self.folder.resolve(), self.output):
-            with os_errors(self.folder):
-                more = self._taken_over(force, say) if os.path.lexists(self.folder) else {}
-                self._write_manifest(more)
-            try:
+        with self._stopped_if_kept():
+            if rank != 0:
                 yield
-            except BaseException:
-                if world == 1 and not has_work(self.folder):
-                    remove(self.folder)
+                return
+            with locked(self.folder.resolve(), self.output):
+                with os_errors(self.folder):
+                    more = self._taken_over(force, say) if os.path.lexists(self.folder) else {}
+                    self._write_manifest(more)
+                try:
+                    yield
+                except BaseException:
+                    if world == 1 and not has_work(self.folder):
+                        remove(self.folder)
+                    raise
+                self._finish(say)
+
+    @contextmanager
+    def _stopped_if_kept(self) -> Iterator[None]:
+        """Turn NotWritten, for example of a full disk, into Stopped if the run's folder holds
+        finished work."""
+        try:
+            yield
+        except NotWritten as error:
+            if not has_work(self.folder):
                 raise
-            self._finish(say)
+            raise Stopped(
+                f"{error}; what is finished is kept in {self.folder}; run the same command to "
+                "resume"
+            ) from error
 
     def _taken_over(self, force: bool | None, say: Say) -> Flat:
         """Refuse an existing folder that this run may not take, and delete the files that another

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ropext.base.atomic import run_errors
+from ropext.base.atomic import file_errors
 from ropext.base.errors import InputError, Stopped, UnsupportedModel, UsageError, first_line
 from ropext.base.narration import Say
 from ropext.base.systems import peak_memory
@@ -336,7 +336,7 @@ def report_memory_used(
     say(f"{what} took {seconds:.2g} s, and {bytes_text(peak)} of memory at the peak")
     if log is None:
         return
-    with run_errors(log), log.open("a", encoding="utf-8") as out:
+    with file_errors(log), log.open("a", encoding="utf-8") as out:
         out.write(json.dumps({"what": what, "seconds": seconds, "peak_bytes": peak}) + "\n")
 
 

@@ -5,6 +5,7 @@ their tokens up to the longest common length: a paired difference has an error b
 smaller than the difference of two unpaired numbers.
 """
 
+import io
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -412,14 +413,16 @@ def write_piece(path: Path, result: Any) -> None:
     resumed run knows that they were neither edited nor damaged. Unlike .npz, .npy holds no date."""
     sign = guard.sign_of_piece(path)
     mark = sign.begin + sign.blank
+    if path.suffix == ".npy":
+        array = io.BytesIO()  # numpy does not name the error of a file that it writes itself
+        np.save(array, np.asarray(result), allow_pickle=False)
+        content = array.getvalue() + mark  # numpy reads no further than the array
+    else:
+        content = dump({CONTENT: result, "made": mark.decode()})
 
     def write(stream: BinaryIO) -> None:
         """Write the content of one unit of work, then its digest."""
-        if path.suffix == ".npy":
-            np.save(stream, np.asarray(result), allow_pickle=False)
-            stream.write(mark)  # numpy reads no further than the array
-        else:
-            stream.write(dump({CONTENT: result, "made": mark.decode()}))
+        stream.write(content)
         guard.put_digest(stream, sign)
 
     write_whole(path, write)

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from tiny_checkpoints import write_checkpoint, write_documents
 
 import ropext
+from ropext.base import atomic
 
 PAGE = Path(ropext.__file__).parents[1] / "docs" / "reference" / "run-folder.md"
 
@@ -109,12 +110,71 @@ def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, cap
     capsys.readouterr()  # drop the output of making the model
     monkeypatch.setattr(Path, "open", refused)
     code, heard = run("eval", *words, "--max-docs", "1", "-o", tmp_path / "run", capsys=capsys)
-    assert code == 2
+    assert code == 4
     (line,) = heard.err.splitlines()
     assert line.startswith("error: ")
     assert line.endswith(
-        "used.log cannot be written: Permission denied; what is finished is kept; run the same "
-        "command to resume"
+        "used.log cannot be written: Permission denied; what is finished is kept in "
+        f"{tmp_path / 'run'}; run the same command to resume"
     )
     monkeypatch.undo()
     assert run("eval", *words, "--max-docs", "1", "-o", tmp_path / "run")[0] == 0
+
+
+FULL = "cannot be written: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("file", "is_kept"),
+    [
+        ("run.json", False),
+        ("short/", False),
+        ("pass-64/", True),
+        ("results.json", True),
+        ("losses.parquet", True),
+    ],
+)
+def test_a_full_disk_is_exit_code_4_if_something_is_kept(
+    tmp_path, monkeypatch, capsys, file, is_kept
+):
+    write_checkpoint(tmp_path / "model")
+    write_documents(tmp_path / "docs.jsonl")
+    words = [tmp_path / "model", "--data", tmp_path / "docs.jsonl", "--lengths", "64", "--quiet"]
+    words += ["--max-docs", "1", "-o", tmp_path / "run"]
+    words += ["--losses", tmp_path / "losses.parquet"]
+    capsys.readouterr()  # drop the output of making the model
+    fill(monkeypatch, file)
+    code, heard = run("eval", *words, capsys=capsys)
+    (line,) = heard.err.splitlines()
+    if is_kept:
+        kept = f"; what is finished is kept in {tmp_path / 'run'}; run the same command to resume"
+        assert (code, line.endswith(f"{FULL}{kept}")) == (4, True), line
+    else:
+        assert (code, line.endswith(FULL)) == (2, True), line
+        assert not list(tmp_path.glob("run/*"))
+    monkeypatch.undo()
+    assert run("eval", *words)[0] == 0
+
+
+def test_without_an_output_a_full_disk_keeps_nothing(tmp_path, monkeypatch, capsys):
+    write_checkpoint(tmp_path / "model")
+    write_documents(tmp_path / "docs.jsonl")
+    words = [tmp_path / "model", "--data", tmp_path / "docs.jsonl", "--lengths", "64", "--quiet"]
+    capsys.readouterr()  # drop the output of making the model
+    fill(monkeypatch, "losses.parquet")
+    losses = tmp_path / "losses.parquet"
+    code, heard = run("eval", *words, "--losses", losses, capsys=capsys)
+    assert (code, heard.err) == (2, f"error: {losses} {FULL}\n")
+    assert not losses.exists()
+
+
+def fill(monkeypatch, name):
+    """Have the disk be full when the file of this name, or a file in this folder, is flushed."""
+    replace_whole = atomic.replace_whole
+
+    def replaced(path, write, **how):
+        if name in f"{path.parent.name}/{path.name}":
+            raise OSError(28, "No space left on device", str(path))
+        replace_whole(path, write, **how)
+
+    monkeypatch.setattr(atomic, "replace_whole", replaced)

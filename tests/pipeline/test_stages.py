@@ -14,7 +14,14 @@ from marked import at_work, checkpoint, manifest
 
 import ropext
 from ropext.base.bundled import MODELS
-from ropext.base.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
+from ropext.base.errors import (
+    GateFailed,
+    InputError,
+    Interrupted,
+    OutputExists,
+    Stopped,
+    UsageError,
+)
 from ropext.base.jsontext import read_object, read_values, write_json
 from ropext.base.narration import Call, Hooks
 from ropext.files.checkpoint import open_snapshot
@@ -351,7 +358,7 @@ def test_a_file_that_cannot_be_replaced_gives_one_sentence(tmp_path, monkeypatch
         unlink(path, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refused)
-    with pytest.raises(InputError, match=rf"cannot be written: Read-only .*{name}\)$"):
+    with pytest.raises(Stopped, match=rf"cannot be written: Read-only .*{name}\); {KEPT}"):
         go(begin="plan")
 
 
@@ -359,8 +366,11 @@ def test_a_log_that_cannot_be_written_gives_one_sentence(tmp_path):
     go()
     (tmp_path / "out.run/log.txt").unlink()
     (tmp_path / "out.run/log.txt").mkdir()
-    with pytest.raises(InputError, match=r"log\.txt cannot be written"):
+    with pytest.raises(Stopped, match=rf"log\.txt cannot be written.*; {KEPT}"):
         go()
+
+
+KEPT = r"what is finished is kept in out\.run; run the same command to resume$"
 
 
 def test_a_failed_gate_has_its_exit_code(tmp_path):
