@@ -213,8 +213,6 @@ class FitObjective(TrainingObjective[Fitted]):
         self.steps = JudgedSteps(place, self.judge, self.variant(STEP, plan))
         start_plan = plan_by_method(self.snapshot, self.options, learned.method, learned.knobs())
         here = self.variant(label, start_plan)
-        if processes.is_main():
-            trainer.go_back(self.folder / label, self.steps.is_whole)
         with applied(model, here):
             reason = loss.why_not_sliced(model)
             if reason is not None:
@@ -237,7 +235,9 @@ class FitObjective(TrainingObjective[Fitted]):
                     recompute=self.needs.recompute,
                     rows_per_step=settings.per_step,
                     row_tokens=settings.longest,
-                    stopping=trainer.Stopping(partial(self._evaluate, learned)),
+                    stopping=trainer.Stopping(
+                        partial(self._evaluate, learned), is_whole=self.steps.is_whole
+                    ),
                 )
                 self.history = trainer.run_trainer(job, self.say)
                 return

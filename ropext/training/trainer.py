@@ -8,8 +8,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -17,15 +18,23 @@ import transformers
 from torch import nn
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from ropext.base import guard
 from ropext.base.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
-from ropext.base.jsontext import Json, JsonObject
+from ropext.base.jsontext import Json, JsonObject, read_object, write_json
 from ropext.base.narration import Pace, Say, interruptible
 from ropext.base.workdir import CHECKPOINT, USED, remove
 from ropext.evaluation.forward import NanInLogits
 from ropext.files.checkpoint.adapter import WEIGHTS
 from ropext.models.adapter import copy_adapter_weights
 from ropext.models.load import report_memory_used
-from ropext.models.processes import WAITING, from_first, keep_float32, readers
+from ropext.models.processes import (
+    WAITING,
+    from_first,
+    is_main,
+    keep_float32,
+    readers,
+    wait_for_everyone,
+)
 from ropext.training import defaults, models
 from ropext.training.data import Training
 from ropext.training.rows import RowCollator, TrainingRow
@@ -34,7 +43,9 @@ from ropext.training.rows import RowCollator, TrainingRow
 WATCHED = "eval_held_out"
 TAIL = "eval_tail_nll"
 MOST = 3  # checkpoints that are kept
-COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
+# Written into a checkpoint after all else, with the digests of its files; without it a kill came
+# first.
+COMPLETE = "complete"
 LARGEST_SEED = 2**32
 
 # returns both numbers, for a model after so many steps
@@ -267,9 +278,10 @@ class _TrainerWatch(transformers.TrainerCallback):
         **kwargs: object,
     ) -> None:
         """Mark Trainer's checkpoint as complete, and delete older ones."""
+        wait_for_everyone()  # each process writes files of its own
         if state.is_world_process_zero:
             folder = self.trainer.job.folder
-            (folder / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            mark_complete(folder / f"checkpoint-{state.global_step}")
             rotate_checkpoints(folder, state.best_model_checkpoint)
 
 
@@ -282,6 +294,7 @@ class Stopping:
     patience: int = 0  # evaluations in a row without a better one
     until: int | None = None  # ends after this step, with the schedule of all of them
     lowered_after: Sequence[float] = ()  # steps, in the place of evaluations
+    is_whole: Callable[[int], bool] = lambda step: True  # whether an evaluation's files are there
 
 
 @dataclass(frozen=True)
@@ -373,12 +386,33 @@ def last_checkpoint(folder: Path) -> Path | None:
     return complete[-1] if complete else None
 
 
-def go_back(folder: Path, is_whole: Callable[[int], bool]) -> None:
-    """Give up Trainer's last checkpoints until every evaluation before the last one is whole: the
-    training does the others again."""
-    while (last := last_checkpoint(folder)) is not None:
-        evaluations = history_in(last, 0).evaluations
-        if all(is_whole(int(one["step"])) for one in evaluations):
+def mark_complete(checkpoint: Path) -> None:
+    """Write the digests of its files into a checkpoint of Trainer, which is now complete."""
+    write_json(checkpoint / COMPLETE, guard.states(checkpoint))
+
+
+def _is_as_written(checkpoint: Path) -> bool:
+    """Return whether the files of a complete checkpoint of Trainer are those that it listed."""
+    with suppress(InputError):
+        files = read_object(checkpoint / COMPLETE)
+        return bool(files) and files.keys() <= guard.unchanged(checkpoint, files)
+    return False
+
+
+def go_back(job: "Optimisation", say: Say) -> None:
+    """Give up the checkpoints of Trainer that were edited or damaged, and those that depend on a
+    damaged one: the training does their steps again."""
+    for path in checkpoints_in(job.folder):
+        if (path / COMPLETE).exists() and not _is_as_written(path):
+            say(f"{path} was edited or damaged: its steps are done again")
+            (path / COMPLETE).unlink()
+    while (last := last_checkpoint(job.folder)) is not None:
+        evaluations = history_in(last, job.stopping.patience).evaluations
+        is_whole = all(job.stopping.is_whole(int(one["step"])) for one in evaluations)
+        if evaluations and job.stopping.patience:
+            best = min(evaluations, key=itemgetter("held_out"))
+            is_whole &= (job.folder / f"checkpoint-{int(best['step'])}" / COMPLETE).exists()
+        if is_whole:
             return
         (last / COMPLETE).unlink()
 
@@ -461,6 +495,8 @@ def run_trainer(job: Optimisation, say: Say) -> TrainingHistory:
     """Train on transformers' Trainer, from the last checkpoint on if there is one, and return
     the history."""
     train_args = trainer_arguments(job)
+    if is_main():
+        go_back(job, say)
     start = last_checkpoint(job.folder)
     # Another process may have looked before the first had cleared away what --force replaces.
     start = from_first(start)

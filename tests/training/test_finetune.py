@@ -578,6 +578,61 @@ def test_killed_it_resumes_with_the_losses_of_an_uninterrupted_run(
     assert again == done
 
 
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def with_another_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def with_a_lower_loss(path):
+    content = json.loads(path.read_text())
+    for entry in content["log_history"]:
+        if "eval_held_out" in entry:
+            entry["eval_held_out"] -= 1
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "resumes"),
+    [
+        ("checkpoint-4/adapter_model.safetensors", with_another_byte, 3),
+        ("checkpoint-4/optimizer.pt", emptied, 3),
+        ("checkpoint-4/trainer_state.json", with_a_lower_loss, 3),
+        ("checkpoint-4/complete", emptied, 3),
+        ("checkpoint-3/adapter_model.safetensors", with_another_byte, 4),
+    ],
+)
+def test_a_killed_training_does_the_steps_of_a_damaged_checkpoint_again(
+    tuned, extended, stories, tmp_path, monkeypatch, name, damage, resumes
+):
+    step, output = trainer._Trainer.training_step, tmp_path / "out"
+
+    def dies(self, *args, **kwargs):
+        if self.state.global_step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as killing:
+        killing.setattr(trainer._Trainer, "training_step", dies)
+        call = partial(train, "finetune", extended, str(stories), output, **RUN)
+        assert Forked(call, tmp_path).wait()[0] == -signal.SIGKILL
+    path = tmp_path / "out.run/tuned" / name
+    damage(path)
+    told = []
+    done = train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
+    assert f"{path.parent} was edited or damaged: its steps are done again" in told
+    assert f"resuming after step {resumes}" in told
+    assert done.by_step == tuned[0].by_step
+    assert done.evaluations == tuned[0].evaluations
+    merged = load_file(output / "model.safetensors")
+    for name, tensor in load_file(tuned[1] / "model.safetensors").items():
+        assert torch.equal(merged[name], tensor), name
+
+
 def test_an_interrupt_saves_and_the_same_call_resumes(
     tuned, extended, stories, tmp_path, monkeypatch
 ):
@@ -669,6 +724,8 @@ def test_a_poisoned_folder_of_a_run_is_one_sentence_and_runs_nothing(
     for name, spoil in POISON.items():
         shutil.copytree(tmp_path / "kept", folder)
         spoil(folder / "tuned" / "checkpoint-2", bomb)
+        (folder / "tuned" / "checkpoint-2" / "complete").unlink()
+        trainer.mark_complete(folder / "tuned" / "checkpoint-2")  # as a stranger would
         with pytest.raises(InputError, match=r"cannot be resumed \(|is a link to") as caught:
             train("finetune", extended, str(stories), output, **RUN)
         assert "\n" not in str(caught.value), name
