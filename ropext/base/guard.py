@@ -400,10 +400,30 @@ def works(real: Path) -> list[Path]:
     ]
 
 
+def check_parent(output: Path, flag: str) -> None:
+    """Raise if the innermost existing directory above the path of an output is not writable."""
+    parent = existing_parent(output)
+    if not parent.is_dir():
+        raise InputError(f"{output} ({flag}) cannot be written: {parent} is no directory")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"{output} ({flag}) cannot be written: Permission denied in {parent}")
+
+
+def existing_parent(output: Path) -> Path:
+    """Return the innermost existing directory above the path of an output."""
+    place = Path(os.path.realpath(output.parent))
+    while not os.path.lexists(place):
+        place = place.parent
+    return place
+
+
 def check_file(path: Path | None, flag: str, sign: Sign) -> None:
-    """Refuse to replace a PNG or parquet file that does not hold its own SHA-256, by which ropext
-    knows the files that it wrote."""
-    if path is None or not os.path.lexists(path) or holds_its_digest(path, sign):
+    """Refuse to write a PNG or parquet file into a folder that is not writable, or to replace one
+    that does not hold its own SHA-256, by which ropext knows the files that it wrote."""
+    if path is None:
+        return
+    check_parent(path, flag)
+    if not os.path.lexists(path) or holds_its_digest(path, sign):
         return
     if _place_of_sign(path, sign) is not None:
         raise OutputExists(f"{path} ({flag}) exists, and was edited since ropext wrote it; {MOVE}")

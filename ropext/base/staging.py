@@ -112,24 +112,12 @@ def check_place(output: Path) -> None:
         raise UsageError(f"{output} (--output) names no directory of its own; give -o OUT a name")
     if output.parts[0] == "ropext:":  # ropext://demo, as a path
         raise UsageError(f"{output} (--output) is bundled and only read; name another place")
-    parent = existing_parent(output)
-    if not parent.is_dir():
-        raise InputError(f"{output} (--output) cannot be written: {parent} is no directory")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"{output} (--output) cannot be written: Permission denied in {parent}")
-
-
-def existing_parent(output: Path) -> Path:
-    """Return the innermost existing directory above the path of an output."""
-    place = Path(os.path.realpath(output.parent))
-    while not os.path.lexists(place):
-        place = place.parent
-    return place
+    guard.check_parent(output, "--output")
 
 
 def check_space(output: Path, needed: int) -> None:
     """Raise unless the disk of a command's output path (--output) has `needed` bytes free."""
-    place = existing_parent(output)
+    place = guard.existing_parent(output)
     free = shutil.disk_usage(place).free
     if needed > free:
         raise InputError(

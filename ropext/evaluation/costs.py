@@ -14,7 +14,14 @@ from ropext.evaluation.reader import MIB, choose_reading_mode, shape_of
 from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import Snapshot
 from ropext.models.head import predicted_head_problem
-from ropext.models.load import device_of, free_memory, model_without_weights, with_attention
+from ropext.models.load import (
+    device_of,
+    free_memory,
+    loading_errors,
+    loading_of,
+    model_without_weights,
+    with_attention,
+)
 from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:
@@ -59,7 +66,9 @@ def empty_model(
         masked=masked,
         dtype=dtype,
     )
-    model: PreTrainedModel = with_attention(options.attn_implementation, build)
+    how = loading_of(options, trust_remote_code=trust_remote_code, masked=masked)
+    with loading_errors(snapshot, how):
+        model: PreTrainedModel = with_attention(how.attention, build)
     return model
 
 

@@ -182,7 +182,7 @@ class Finetune(TrainingOptions):
         panel=Panel.METHOD,
         basic=True,
     )
-    epochs: Positive | None = wanted(
+    epochs: Annotated[Positive, Field(le=LARGEST)] | None = wanted(
         None,
         "passes over the data, instead of --steps",
         panel=Panel.TRAINING,

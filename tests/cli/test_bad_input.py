@@ -460,6 +460,36 @@ def test_a_name_that_is_too_long_with_ropexts_additions_is_refused(
 NO_TORCH = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "ropext://demo", "--data", "ropext://held-out", "--losses", "FILE/losses.parquet"],
+        ["plan", "ropext://demo", "--factor", "2", "--plot", "FILE/plot.png"],
+    ],
+)
+def test_a_file_in_a_place_that_is_no_folder_is_refused_before_any_work(
+    ropext, refused, tmp_path, words
+):
+    (tmp_path / "file").write_text("mine")
+    said = refused(*[word.replace("FILE", str(tmp_path / "file")) for word in words])
+    assert said.count("\n") == 1, said  # not even "loading" is printed
+    assert f"{tmp_path / 'file'} is no directory" in said
+
+
+def test_an_unknown_attention_is_refused_in_a_sentence_by_a_dry_run(refused):
+    where = ["ropext://demo", "--data", "ropext://held-out", "--max-docs", "8"]
+    said = refused("eval", *where, "--attn-implementation", "flush", "--dry-run")
+    assert "error: --attn-implementation flush: " in said
+
+
+@pytest.mark.parametrize("epochs", ["1e10", "1e300"])
+def test_more_epochs_than_rows_can_be_counted_are_refused(ropext, refused, tmp_path, epochs):
+    out = tmp_path / "extended"
+    ropext("extend", "ropext://demo", "--factor", "2", "--no-verify", "-o", str(out))
+    said = refused("finetune", out, "--data", "ropext://tuning", "--epochs", epochs, "--dry-run")
+    assert "--epochs" in said
+
+
 def test_a_wrong_path_of_documents_is_refused_before_anything_is_loaded(tmp_path):
     """No model of these names exists, and torch cannot be imported: the command needs neither."""
     asked = {

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ropext.base import guard
 from ropext.base.atomic import os_errors
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.inputs import open_regular
 from ropext.base.jsontext import JsonObject, dump
 from ropext.base.narration import Show, no_progress
-from ropext.base.staging import Output, Staged, check_space, existing_parent, staged
+from ropext.base.staging import Output, Staged, check_space, staged
 from ropext.base.systems import (
     bytes_on_disk,
     copy_in_kernel,
@@ -139,7 +140,7 @@ class DirectorySource:
                 f"{snapshot.name}: {sentence}: engines disagree on which tensor they load. "
                 "Fetch the weights again, or save them again with transformers"
             )
-        device = os.stat(existing_parent(output)).st_dev
+        device = os.stat(guard.existing_parent(output)).st_dev
         weights = set(snapshot.weight_files)
         needed = TEXT_ROOM
         for name in snapshot.files:
