@@ -227,6 +227,9 @@ def test_every_path_option_is_checked_by_the_guard(tmp_path, monkeypatch, name, 
         mark(tmp_path / "IN") if option == "directory" else None
     if option == "pair_factors":
         (tmp_path / "IN").write_text("1, 2")  # read with the options, before anything is written
+    if (name, option) == ("compare", "fail_if"):  # a gate may also name a variant of the run
+        words = ("--tasks", "passkey", "--items", "1", "--lengths", "128", "-o", "run")
+        assert command_line.run("eval", "base", *words)[0] == 0
     seen = []
 
     def check(reads, writes):
