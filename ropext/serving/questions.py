@@ -28,7 +28,7 @@ DEFAULT_COMPLETION = 16  # tokens of /v1/completions where max_tokens is not giv
 MOST_PROMPTS = 2048  # as OpenAI's
 MOST_SCORED = 1 << 17  # tokens with log-probabilities, which take about 2 KiB each in memory
 MOST_STOPS = 16  # OpenAI takes four
-LARGEST_SEED = 2**63 - 1
+LARGEST = 2**63 - 1  # of a seed, and of every other whole number without a smaller limit
 # Sampling settings that requests may name, in OpenAI's and in transformers' names.
 # Smaller temperatures overflow the logits; on CUDA that ends every later call of the process.
 COLDEST = 1e-3
@@ -175,7 +175,7 @@ def _completion_request(
     if not isinstance(options, dict):
         raise RequestRefusal("stream_options must be an object", 400, "stream_options")
     stop = _stop_words(body.get("stop"))
-    seed = _integer(body, "seed", -LARGEST_SEED, LARGEST_SEED)
+    seed = _integer(body, "seed", -LARGEST)
     echo: str | None = None
     if body.get("echo"):
         echo = served.tokenizer.backend_tokenizer.decode(list(ids))
@@ -258,11 +258,11 @@ def _room(served: ServedModel, body: RequestBody, asked: int, is_chat: bool) -> 
     not fit."""
     part = "messages" if is_chat else "prompt"
     least = 0 if body.get("echo") else 1
-    wanted = _integer(body, "max_completion_tokens", least, None)
+    wanted = _integer(body, "max_completion_tokens", least)
     if wanted is None:
-        wanted = _integer(body, "max_tokens", least, None)
+        wanted = _integer(body, "max_tokens", least)
     if wanted is None:
-        wanted = _integer(_generation_config(body), "max_new_tokens", 1, None)
+        wanted = _integer(_generation_config(body), "max_new_tokens", 1)
     if wanted is None and not is_chat:
         wanted = min(DEFAULT_COMPLETION, max(1, served.limit - asked))
     if wanted != 0 and asked >= served.limit:
@@ -306,7 +306,7 @@ def _settings(served: ServedModel, body: RequestBody) -> "GenerationConfig":
     temperature = settings.temperature
     if temperature and temperature < COLDEST:
         raise RequestRefusal(f"temperature must be 0, or at least {COLDEST}", 400, "temperature")
-    top_k = _integer(stated, "top_k", -1, None)
+    top_k = _integer(stated, "top_k", -1)
     if top_k is not None:
         settings.top_k = max(top_k, 0)
     if sampling is not None:
@@ -343,7 +343,7 @@ def _bias(served: ServedModel, given: Json) -> dict[tuple[int, ...], float]:
     try:
         for token, value in given.items():
             bias[int(token),] = float(value)
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, OverflowError, AttributeError):
         bias = {}
     inside = all(0 <= token < served.vocabulary for (token,) in bias)
     if not bias or not inside or not all(abs(value) <= LARGEST_BIAS for value in bias.values()):
@@ -372,13 +372,12 @@ def _number(body: RequestBody, name: str, low: float, high: float) -> float | No
     return float(value)
 
 
-def _integer(body: RequestBody, name: str, low: int, high: int | None) -> int | None:
+def _integer(body: RequestBody, name: str, low: int, high: int = LARGEST) -> int | None:
     """Read a whole number from the body of a client's request, None if it is not given; refuse
     another type, or a value out of range."""
     value = body.get(name)
     if value is None:
         return None
-    if type(value) is not int or value < low or (high is not None and value > high):
-        range_text = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise RequestRefusal(f"{name} must be a whole number {range_text}", 400, name)
+    if type(value) is not int or not low <= value <= high:
+        raise RequestRefusal(f"{name} must be a whole number from {low} to {high}", 400, name)
     return value

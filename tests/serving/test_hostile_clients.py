@@ -243,6 +243,9 @@ def test_health_reports_that_the_thread_has_ended(loaded, monkeypatch):
 # Requests
 
 
+MOST_DIGITS = 10**4300 - 1  # Python writes an integer of 4300 digits, but not one of 4301
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -257,6 +260,11 @@ def test_health_reports_that_the_thread_has_ended(loaded, monkeypatch):
         ({"generation_config": '{"max_new_tokens": NaN}'}, "max_new_tokens must be a whole"),
         ({"generation_config": '{"max_new_tokens": -5}'}, "max_new_tokens must be a whole"),
         ({"n": "\ud800"}, "n=? is not supported"),
+        ({"max_tokens": MOST_DIGITS}, "max_tokens must be a whole number from 1 to"),
+        ({"max_completion_tokens": MOST_DIGITS}, "max_completion_tokens must be a whole"),
+        ({"generation_config": f'{{"max_new_tokens": {MOST_DIGITS}}}'}, "max_new_tokens must be a"),
+        ({"top_k": MOST_DIGITS}, "top_k must be a whole number from -1 to"),
+        ({"logit_bias": {"5": MOST_DIGITS}}, "logit_bias must be numbers from -100 to 100"),
     ],
 )
 def test_wrong_settings_are_refused_in_a_sentence(client, more, words):
@@ -264,6 +272,15 @@ def test_wrong_settings_are_refused_in_a_sentence(client, more, words):
     assert status == 400
     assert words in message(answer)
     assert client.lines == []
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_a_length_beyond_the_context_is_refused_in_openais_words(client, path):
+    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2**62}
+    status, answer = client.ask(f"/v1/{path}", body)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    status, answer = client.ask(f"/v1/{path}", body | {"max_tokens": MOST_DIGITS})
+    assert (status, answer["error"]["param"]) == (400, "max_tokens")
 
 
 def test_the_smallest_settings_that_are_taken(client):
