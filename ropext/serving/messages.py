@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ropext.base.errors import InputError
 from ropext.base.jsontext import Json, JsonObject, parse_object
 from ropext.models.tokenizer import ask_sandbox
-from ropext.serving.refusals import RequestRefusal
+from ropext.serving.refusals import RequestRefusal, flag_in, object_in
 from ropext.serving.served import ServedModel
 
 # Types of content parts -> the key of their text. `input_text` and `output_text` are of OpenAI's
@@ -45,9 +45,7 @@ def rendered_chat(served: ServedModel, body: JsonObject) -> str:
     tokenizer = served.tokenizer
     messages = _checked_messages(body.get("messages"))
     tools = [] if body.get("tool_choice") == "none" else _checked_tools(body.get("tools"))
-    words = body.get("chat_template_kwargs") or {}
-    if not isinstance(words, dict):
-        raise RequestRefusal("chat_template_kwargs must be an object", 400, "chat_template_kwargs")
+    words = object_in(body, "chat_template_kwargs")
     if not tokenizer.chat_template:
         raise _messages_refusal(f"{served.name} has no chat template; use /v1/completions")
     try:
@@ -58,7 +56,7 @@ def rendered_chat(served: ServedModel, body: JsonObject) -> str:
         for message in messages:  # it knows OpenAI's newer name of the system role as any other
             if message["role"] == "developer":
                 message["role"] = "system"
-    opens = bool(body.get("add_generation_prompt", True))
+    opens = flag_in(body, "add_generation_prompt", True)
     chat = TemplatedChat(
         template, messages, tools, {**tokenizer.special_tokens_map, **words}, opens
     )

@@ -17,7 +17,7 @@ from ropext.base.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
 from ropext.models.tokenizer import tokenizer_panics_refused
 from ropext.serving.logprobs import MOST_CANDIDATES
 from ropext.serving.messages import rendered_chat
-from ropext.serving.refusals import RequestRefusal
+from ropext.serving.refusals import RequestRefusal, flag_in, object_in
 from ropext.serving.served import ServedModel
 
 if TYPE_CHECKING:
@@ -171,13 +171,10 @@ def _completion_request(
         raise RequestRefusal("the prompt is empty", 400, "messages" if is_chat else "prompt")
     settings = _settings(served, body)
     settings.max_new_tokens = _room(served, body, len(ids), is_chat)
-    options = body.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise RequestRefusal("stream_options must be an object", 400, "stream_options")
     stop = _stop_words(body.get("stop"))
     seed = _integer(body, "seed", -LARGEST)
     echo: str | None = None
-    if body.get("echo"):
+    if flag_in(body, "echo"):
         echo = served.tokenizer.backend_tokenizer.decode(list(ids))
     candidates: int | None = None
     if not is_chat and body.get("logprobs") is not False:
@@ -189,11 +186,11 @@ def _completion_request(
         settings=settings,
         stop=stop,
         seed=seed,
-        stream=bool(body.get("stream")),
-        with_usage=bool(options.get("include_usage")),
+        stream=flag_in(body, "stream"),
+        with_usage=flag_in(object_in(body, "stream_options"), "include_usage"),
         echo=echo,
         candidates=candidates,
-        as_ids=bool(body.get("return_tokens_as_token_ids")),
+        as_ids=flag_in(body, "return_tokens_as_token_ids"),
     )
 
 
@@ -220,7 +217,8 @@ def prompt_ids(served: ServedModel, body: RequestBody, is_chat: bool) -> tuple[i
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return tuple(_encoded(served, prompt, body.get("add_special_tokens", True), "prompt"))
+        special = flag_in(body, "add_special_tokens", True)
+        return tuple(_encoded(served, prompt, special, "prompt"))
     last = served.vocabulary - 1
     if isinstance(prompt, list) and all(type(t) is int and 0 <= t <= last for t in prompt):
         return tuple(prompt)
@@ -241,13 +239,13 @@ def _encoded(served: ServedModel, text: str, special: bool, param: str) -> list[
     size = served.limit * CHARACTERS_A_TOKEN
     try:
         with tokenizer_panics_refused(served.name, f"the {param}"):
-            ids = served.tokenizer(clean[:size], add_special_tokens=bool(special))["input_ids"]
+            ids = served.tokenizer(clean[:size], add_special_tokens=special)["input_ids"]
             if len(clean) > size and len(ids) > served.limit + CUT_MARGIN:
                 raise _too_long(
                     served, f"your {param} resulted in more than {len(ids)} tokens", param
                 )
             if len(clean) > size:
-                ids = served.tokenizer(clean, add_special_tokens=bool(special))["input_ids"]
+                ids = served.tokenizer(clean, add_special_tokens=special)["input_ids"]
     except InputError as error:
         raise RequestRefusal(str(error), 400, param) from None
     return list(ids)
@@ -257,7 +255,7 @@ def _room(served: ServedModel, body: RequestBody, asked: int, is_chat: bool) -> 
     """Return the most tokens of a request's answer; refuse in OpenAI's words a prompt that does
     not fit."""
     part = "messages" if is_chat else "prompt"
-    least = 0 if body.get("echo") else 1
+    least = 0 if flag_in(body, "echo") else 1
     wanted = _integer(body, "max_completion_tokens", least)
     if wanted is None:
         wanted = _integer(body, "max_tokens", least)
@@ -294,7 +292,7 @@ def _settings(served: ServedModel, body: RequestBody) -> "GenerationConfig":
     for name in ("max_length", "min_length", "stop_strings", "cache_implementation", "max_time"):
         setattr(settings, name, 0 if name == "min_length" else None)
     stated = _generation_config(body) | dict(body)
-    sampling = stated.get("do_sample")
+    sampling = flag_in(stated, "do_sample", bool(settings.do_sample))
     if body.get("temperature") is not None:
         sampling = body["temperature"] != 0
     elif body.get("top_p") is not None:
@@ -309,12 +307,11 @@ def _settings(served: ServedModel, body: RequestBody) -> "GenerationConfig":
     top_k = _integer(stated, "top_k", -1)
     if top_k is not None:
         settings.top_k = max(top_k, 0)
-    if sampling is not None:
-        settings.do_sample = bool(sampling)
-    if not settings.do_sample:  # transformers warns of sampling settings
+    settings.do_sample = sampling
+    if not sampling:  # transformers warns of sampling settings
         settings.temperature = settings.top_p = settings.top_k = settings.min_p = None
-    if body.get("logit_bias"):
-        settings.sequence_bias = _bias(served, body["logit_bias"])
+    if bias := _bias(served, object_in(body, "logit_bias")):
+        settings.sequence_bias = bias
     if settings.pad_token_id is None:
         end = settings.eos_token_id
         settings.pad_token_id = end[0] if isinstance(end, list) and end else end
@@ -337,24 +334,23 @@ def _generation_config(body: RequestBody) -> dict[str, Json]:
         ) from None
 
 
-def _bias(served: ServedModel, given: Json) -> dict[tuple[int, ...], float]:
+def _bias(served: ServedModel, given: JsonObject) -> dict[tuple[int, ...], float]:
     """Read a request's `logit_bias` in OpenAI's form and return it by tokens."""
     bias: dict[tuple[int, ...], float] = {}
-    try:
-        for token, value in given.items():
-            bias[int(token),] = float(value)
-    except (TypeError, ValueError, OverflowError, AttributeError):
-        bias = {}
-    inside = all(0 <= token < served.vocabulary for (token,) in bias)
-    if not bias or not inside or not all(abs(value) <= LARGEST_BIAS for value in bias.values()):
-        words = f"logit_bias must be numbers from -{LARGEST_BIAS} to {LARGEST_BIAS} by token ids"
-        raise RequestRefusal(words, 400, "logit_bias")
+    for token, value in given.items():
+        is_token = token.isdecimal() and len(token) < 20 and int(token) < served.vocabulary
+        if not is_token or type(value) not in (int, float) or not abs(value) <= LARGEST_BIAS:
+            words = (
+                f"logit_bias must be numbers from -{LARGEST_BIAS} to {LARGEST_BIAS} by token ids"
+            )
+            raise RequestRefusal(words, 400, "logit_bias")
+        bias[int(token),] = float(value)
     return bias
 
 
 def _stop_words(given: Json) -> tuple[str, ...]:
     """Read a request's `stop`, one text or several."""
-    words = [given] if isinstance(given, str) else given or []
+    words = [given] if isinstance(given, str) else [] if given is None else given
     right = isinstance(words, list) and all(isinstance(word, str) and word for word in words)
     if not right or len(words) > MOST_STOPS:
         raise RequestRefusal(f"stop must be a text, or at most {MOST_STOPS} texts", 400, "stop")

@@ -243,6 +243,8 @@ def test_health_reports_that_the_thread_has_ended(loaded, monkeypatch):
 # Requests
 
 
+FLAGS = ["stream", "echo", "return_tokens_as_token_ids", "add_special_tokens", "do_sample"]
+WRONG_FLAGS = ["false", 0, 1, []]
 MOST_DIGITS = 10**4300 - 1  # Python writes an integer of 4300 digits, but not one of 4301
 
 
@@ -281,6 +283,59 @@ def test_a_length_beyond_the_context_is_refused_in_openais_words(client, path):
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     status, answer = client.ask(f"/v1/{path}", body | {"max_tokens": MOST_DIGITS})
     assert (status, answer["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        *((key, value, f"{key} must be true or false") for key in FLAGS for value in WRONG_FLAGS),
+        ("stream_options", {"include_usage": "false"}, "include_usage must be true or false"),
+        ("stream_options", [], "stream_options must be an object"),
+        ("generation_config", '{"do_sample": "false"}', "do_sample must be true or false"),
+        ("stop", 0, "stop must be a text"),
+        ("stop", False, "stop must be a text"),
+        ("logit_bias", [], "logit_bias must be an object"),
+        ("logit_bias", {"5": "7"}, "logit_bias must be numbers"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(client, key, value, words):
+    status, answer = client.ask("/v1/completions", ASK | {key: value})
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert words in message(answer)
+    assert client.lines == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("stream", "false", "stream must be true or false"),
+        ("add_generation_prompt", "false", "add_generation_prompt must be true or false"),
+        ("chat_template_kwargs", [], "chat_template_kwargs must be an object"),
+        ("stop", 0, "stop must be a text"),
+    ],
+)
+def test_a_value_of_another_type_in_a_chat_is_refused(client, key, value, words):
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    status, answer = client.ask("/v1/chat/completions", body | {key: value})
+    assert status == 400
+    assert words in message(answer)
+
+
+def test_null_is_as_good_as_an_absent_key(loaded):
+    pytest.importorskip("uvicorn")
+    from ropext.serving.questions import completion_requests
+
+    keys = [*FLAGS, "stop", "stream_options", "logit_bias", "chat_template_kwargs"]
+    body = dict.fromkeys(keys)
+    served = loaded["yarn"]
+    (prompt,) = completion_requests(served, {"prompt": "the fox"} | body, "x", is_chat=False)
+    assert prompt.ids == tuple(served.tokenizer("the fox").input_ids)
+    unset = (prompt.stream, prompt.with_usage, prompt.echo, prompt.as_ids, prompt.stop)
+    assert unset == (False, False, None, False, ())
+    chat = {"messages": [{"role": "user", "content": "the fox"}]} | body
+    (turn,) = completion_requests(served, chat, "x", is_chat=True)
+    text = served.tokenizer.decode(turn.ids)
+    assert text.endswith("<assistant>")
 
 
 def test_the_smallest_settings_that_are_taken(client):

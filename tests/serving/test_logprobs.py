@@ -168,7 +168,7 @@ def test_a_prompt_may_fill_the_context_if_nothing_is_written(openai):
 
 @pytest.mark.parametrize("nothing", [0, 0.0, False, None])
 def test_a_chat_has_no_logprobs_whichever_nothing_it_sends(served, nothing):
-    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": nothing, "echo": nothing}
+    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": nothing, "echo": False}
     (question,) = completion_requests(served, body, "chat", is_chat=True)
     assert (question.candidates, question.echo, question.scored) == (None, None, 0)
 
