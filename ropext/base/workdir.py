@@ -256,13 +256,17 @@ def _results(folder: Path) -> list[str]:
 
 def remove_damaged(folder: Path, say: Say) -> None:
     """Delete the finished pieces of a run that were edited or damaged since ropext wrote them, and
-    name them: the run computes them again. After a power cut a piece may be empty."""
+    name them: the run computes them again. After a power cut a piece may be empty. A piece of an
+    earlier version has no digest, so it is deleted, too."""
     pieces = [name for name in _results(folder) if name.startswith(UNITS)]
     damaged = [name for name in pieces if not guard.is_piece(folder / name)]
     for name in damaged:
         (folder / name).unlink()
     if damaged:
-        say(f"{folder}: edited or damaged pieces are computed again: {guard.shown(damaged)}")
+        say(
+            f"{folder}: pieces that are not as this version wrote them are computed again: "
+            f"{guard.shown(damaged)}"
+        )
 
 
 def remove(

@@ -136,7 +136,10 @@ def test_a_damaged_piece_is_named_and_computed_again(place, tmp_path, piece, dam
     for name in RESULTS:
         assert (output / name).read_bytes() == (place / "whole" / name).read_bytes(), name
     name = path.relative_to(output).as_posix()
-    assert f"{output}: edited or damaged pieces are computed again: {name}" in heard
+    assert (
+        f"{output}: pieces that are not as this version wrote them are computed again: {name}"
+        in heard
+    )
     assert done.resumed == KILLED_AFTER - 1
     assert path.read_bytes() == (place / "whole" / name).read_bytes()
 

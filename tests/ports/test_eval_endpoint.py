@@ -417,7 +417,7 @@ def test_damaged_answers_and_questions_of_an_unfinished_run_are_asked_again(
         code, _, err = evaluated(capsys, url, *options, "-o", out)
     assert code == 0, err
     assert (
-        f"edited or damaged pieces are computed again: {edited.relative_to(out).as_posix()}, "
+        f"pieces that are not as this version wrote them are computed again: {edited.relative_to(out).as_posix()}, "
         in err
     )
     assert f"{len(kept) - 3} questions were answered before" in err

@@ -309,7 +309,10 @@ def test_a_killed_fit_does_damaged_pieces_again(
     told = []
     again = train("fit", base, str(stories), output, call=Call(Hooks(told.append)), **RANDOM)
     name = path.relative_to(folder).as_posix()
-    assert f"{folder}: edited or damaged pieces are computed again: {name}" in told
+    assert (
+        f"{folder}: pieces that are not as this version wrote them are computed again: {name}"
+        in told
+    )
     resumed = [sentence for sentence in told if sentence.startswith(("resuming", "fitting"))]
     assert resumed[-1].startswith(said)
     assert again.by_step == plain.by_step
