@@ -286,12 +286,14 @@ def notes_on_windows(text: TextConfig, context: int) -> tuple[list[str], list[st
     windowed = sum(is_windowed(kind) for kind in kinds)
     everywhere = row.every_layer_windowed or (bool(kinds) and windowed == len(kinds))
     reach = None
+    # A window looks back and holds the token itself, or it looks to both sides, and does not.
+    side = " to each side" if row.masked_lm else ""
     if sizes.window and everywhere:
         layers = len(kinds) or sizes.layers or 1
-        reach = layers * (sizes.window - 1) + 1
+        reach = layers * sizes.window if row.masked_lm else layers * (sizes.window - 1) + 1
         sentence = (
-            f"[windowed] every layer sees a window of {sizes.window} tokens, so the model reaches"
-            f" {reach} tokens at most"
+            f"[windowed] every layer sees a window of {sizes.window} tokens{side}, so the model"
+            f" reaches {reach} tokens{side} at most"
         )
         if sizes.window <= context:
             obstacles.append(
@@ -302,7 +304,7 @@ def notes_on_windows(text: TextConfig, context: int) -> tuple[list[str], list[st
             notes.append(sentence)
     elif sizes.window and windowed:
         few = f"{windowed} of {len(kinds)} attention layers"
-        sentence = f"[windowed] {few} see {sizes.window} tokens only"
+        sentence = f"[windowed] {few} see {sizes.window} tokens{side} only"
         if not row.labels and not row.rotates_only_windows:
             sentence += "; they share one rotary embedding with the others and are scaled with them"
         notes.append(sentence)

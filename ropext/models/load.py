@@ -98,9 +98,14 @@ def auto_class(masked: bool) -> Any:
 def no_masked_head_error(snapshot: Snapshot) -> UnsupportedModel:
     """Return the error for a model to load that has no head for masked tokens."""
     what = ", ".join(snapshot.config.get("architectures") or ["by its weights"])
+    advice = (
+        f"a sentence encoder is measured by MTEB (pip install mteb): mteb run -m {snapshot.name} "
+        "-b LongEmbed"
+    )
+    if "ForConditionalGeneration" in what:
+        advice = "ropext neither measures nor trains a model that writes an answer to another text"
     return UnsupportedModel(
-        f"{snapshot.name} has no head that predicts masked tokens ({what}); a sentence encoder is "
-        f"measured by MTEB (pip install mteb): mteb run -m {snapshot.name} -b LongEmbed"
+        f"{snapshot.name} has no head that predicts masked tokens ({what}); {advice}"
     )
 
 

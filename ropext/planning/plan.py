@@ -306,6 +306,12 @@ def why_unfolded(carrier: Carrier) -> str:
     return f"a spectrum that follows the length ({listed(changing)})" if changing else ""
 
 
+def serves_folded(carrier: Carrier) -> bool:
+    """Return whether a plan may advise `ropext serve` with Self-Extend, which needs a causal
+    model."""
+    return not carrier.model.masked_lm and not why_unfolded(carrier)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(ExtensionPlan):
     """The plan for rotary embeddings, with the reading of the result by each engine."""
@@ -366,7 +372,7 @@ class Plan(ExtensionPlan):
             facts.append(("measured", self.measured))
         for place, way in enumerate(self.ways):
             facts.append(("or" if place else "scaled again", way.sentence()))
-        if briefly or self.recipe.length_only or why_unfolded(self.carrier):
+        if briefly or self.recipe.length_only or not serves_folded(self.carrier):
             return facts
         target = str(self.target)
         line = join_for_shells(

@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from ropext.families.loaders import WRONG, newest
-from ropext.planning.plan import ASKED_UNTRAINED, Plan, why_unfolded
+from ropext.planning.plan import ASKED_UNTRAINED, Plan, serves_folded
 
 # Angles are float32 in transformers and in llama.cpp: position * 2^-25 radians of rounding on the
 # fast pairs, and more as the frequencies are rounded, too. From here on the error passes 1e-2.
@@ -402,7 +402,7 @@ def far(plan: Plan) -> str:
     instead = ""
     if plan.training:
         instead += f"{plan.training}, "
-    if not why_unfolded(plan.carrier):
+    if serves_folded(plan.carrier):
         instead += "use Self-Extend (ropext serve --method self-extend), "
     if instead:
         instead += "or "

@@ -11,6 +11,8 @@ from small_tokenizer import wrapping_tokenizer
 from tiny_checkpoints import write_documents
 from transformers import (
     AutoModelForMaskedLM,
+    BartConfig,
+    BartForConditionalGeneration,
     BertConfig,
     BertForMaskedLM,
     DebertaV2Config,
@@ -28,6 +30,7 @@ from ropext.pipeline.public import evaluate
 from ropext.results.gates import parse_gate
 from ropext.results.report.compared import compare_runs
 from ropext.results.report.tables import headline_table, main_tables
+from ropext.results.report.text import inspection_text
 
 CONTEXT, TARGET, TAIL, STRIDE = 64, 256, 16, 8
 LENGTHS = [32, CONTEXT, TARGET]
@@ -213,6 +216,62 @@ def test_a_model_without_a_head_is_referred_to_its_benchmark(place, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": names}))
         with pytest.raises(UnsupportedModel, match=f"mteb run -m {tmp_path} -b LongEmbed"):
             evaluate(str(tmp_path), **asked(place, lengths="32,64"))
+
+
+def modernbert(every):
+    """A ModernBERT of four layers whose windows reach 8 tokens to each side; every `every`-th layer
+    has none."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    windows = {"local_attention": 16, "global_attn_every_n_layers": every}
+    tokens = {"vocab_size": 50, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
+    return ModernBertConfig(num_hidden_layers=4, **sizes, **windows, **tokens)
+
+
+def test_a_window_to_both_sides_is_described_as_stock_transformers_computes_it():
+    config = modernbert(every=2)
+    stock = ModernBertForMaskedLM._from_config(config, attn_implementation="eager")
+    ids = torch.arange(40)[None] % 50
+    seen = [layer[0, 0, 20] > 0 for layer in stock(ids, output_attentions=True).attentions]
+    assert seen[0].sum() == 40
+    assert torch.equal(seen[1].nonzero()[:, 0], torch.arange(12, 29))  # 8 to each side
+    made = ropext.plan(config.to_dict(), factor=9.0)
+    assert any("see 8 tokens to each side only" in each for each in made.warnings)
+    assert "8 tokens to each side in sliding-window layers" in inspection_text(
+        ropext.inspect(config.to_dict())
+    )
+
+
+def test_a_model_with_windows_to_both_sides_reaches_a_window_for_each_layer():
+    config = modernbert(every=2)
+    config.layer_types = ["sliding_attention"] * 4
+    stock = ModernBertForMaskedLM._from_config(config, attn_implementation="eager").double().eval()
+    ids = torch.full((1, 100), 3)
+    with torch.no_grad():
+        logits = stock(ids).logits[0, 50]
+        for distance in (32, 33):  # four layers of 8
+            changed = ids.clone()
+            changed[0, 50 + distance] = 4
+            assert torch.equal(stock(changed).logits[0, 50], logits) == (distance == 33)
+    assert "reaches 32 tokens to each side" in str(
+        ropext.plan(config.to_dict(), factor=2.0).warnings
+    )
+
+
+def test_a_plan_of_a_masked_model_does_not_advise_a_server_of_causal_ones():
+    made = ropext.plan(modernbert(every=2).to_dict(), factor=9.0)
+    assert any(each.startswith("[far]") for each in made.warnings)
+    assert "self-extend" not in f"{made.warnings} {made}"
+
+
+def test_a_model_that_answers_is_no_sentence_encoder(place, tmp_path):
+    keys = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16}
+    keys |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    words = {"vocab_size": 300, "max_position_embeddings": CONTEXT}
+    BartForConditionalGeneration(BartConfig(**keys, **words)).save_pretrained(tmp_path)
+    wrapping_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="neither measures nor trains") as refused:
+        evaluate(str(tmp_path), **asked(place, lengths="32,64"))
+    assert "mteb" not in str(refused.value)
 
 
 def test_relative_positions_distinguished_by_a_key(place):

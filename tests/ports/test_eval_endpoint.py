@@ -416,10 +416,8 @@ def test_damaged_answers_and_questions_of_an_unfinished_run_are_asked_again(
         fake.says = looked_up
         code, _, err = evaluated(capsys, url, *options, "-o", out)
     assert code == 0, err
-    assert (
-        f"pieces that are not as this version wrote them are computed again: {edited.relative_to(out).as_posix()}, "
-        in err
-    )
+    name = edited.relative_to(out).as_posix()
+    assert f"pieces that are not as this version wrote them are computed again: {name}, " in err
     assert f"{len(kept) - 3} questions were answered before" in err
     for name in ("results.json", "items.jsonl"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

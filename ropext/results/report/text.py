@@ -97,7 +97,8 @@ def _model_facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
             counts.append(f"{count} {named(kind_of_layer)}")
         facts.append(("layers", ", ".join(counts)))
     if model.sliding_window:
-        window = f"{model.sliding_window:,} tokens in sliding-window layers"
+        side = " to each side" if model.masked_lm else ""
+        window = f"{model.sliding_window:,} tokens{side} in sliding-window layers"
         if model.reach:
             window += f"; no token sees further back than {model.reach:,}"
         facts.append(("window", window))
