@@ -572,7 +572,7 @@ def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_pat
     assert [key for key in found[0] if found[0][key] != found[1][key]] == ["weights"]
     # A value at its default is in no key. If a default changes, another number that is in a key
     # must rise.
-    assert found[0]["schema"] == FitStage.schema == 2
+    assert found[0]["schema"] == FitStage.schema == 3
 
 
 def test_a_full_disk_gives_one_sentence_and_the_same_command_resumes(
