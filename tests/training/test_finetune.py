@@ -19,10 +19,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from command_line import Forked
 from json_schema import check
 from safetensors.torch import load_file
-from trained import count_training, train
+from trained import count_training, kill_at_step, train
 
 import ropext
 from ropext.base.errors import InputError, OutputExists, Stopped, UsageError
@@ -543,19 +542,10 @@ def test_the_cards_two_lines_load_the_adapter_from_another_directory(tuned, tmp_
 
 
 def test_killed_it_resumes_with_the_losses_of_an_uninterrupted_run(
-    tuned, extended, stories, tmp_path, monkeypatch
+    tuned, extended, stories, tmp_path
 ):
-    step, output = trainer._Trainer.training_step, tmp_path / "out"
-
-    def dies(self, *args, **kwargs):
-        if self.state.global_step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, *args, **kwargs)
-
-    with monkeypatch.context() as killing:
-        killing.setattr(trainer._Trainer, "training_step", dies)
-        call = partial(train, "finetune", extended, str(stories), output, **RUN)
-        assert Forked(call, tmp_path).wait()[0] == -signal.SIGKILL
+    output = tmp_path / "out"
+    kill_at_step(5, partial(train, "finetune", extended, str(stories), output, **RUN), tmp_path)
     assert not output.exists()
     # As if the kill had come while a later checkpoint was being written.
     half = tmp_path / "out.run" / "tuned" / "checkpoint-5"
@@ -607,24 +597,15 @@ def with_a_lower_loss(path):
     ],
 )
 def test_a_killed_training_does_the_steps_of_a_damaged_checkpoint_again(
-    tuned, extended, stories, tmp_path, monkeypatch, name, damage, resumes
+    tuned, extended, stories, tmp_path, name, damage, resumes
 ):
-    step, output = trainer._Trainer.training_step, tmp_path / "out"
-
-    def dies(self, *args, **kwargs):
-        if self.state.global_step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, *args, **kwargs)
-
-    with monkeypatch.context() as killing:
-        killing.setattr(trainer._Trainer, "training_step", dies)
-        call = partial(train, "finetune", extended, str(stories), output, **RUN)
-        assert Forked(call, tmp_path).wait()[0] == -signal.SIGKILL
+    output = tmp_path / "out"
+    kill_at_step(5, partial(train, "finetune", extended, str(stories), output, **RUN), tmp_path)
     path = tmp_path / "out.run/tuned" / name
     damage(path)
     told = []
     done = train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
-    assert f"{path.parent} was edited or damaged: its steps are done again" in told
+    assert f"{path.parent} is not as this version wrote it: its steps are done again" in told
     assert f"resuming after step {resumes}" in told
     assert done.by_step == tuned[0].by_step
     assert done.evaluations == tuned[0].evaluations

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command_line import Forked, in_two_processes
+from command_line import in_two_processes
 from json_schema import check
 from safetensors.torch import load_file, save_file
-from trained import count_training, train
+from trained import count_training, kill_at_step, train
 
 import ropext
 from ropext.base.errors import (
@@ -254,18 +254,9 @@ def plain(base, stories, tmp_path_factory):
     return train("fit", base, str(stories), output, **RANDOM)
 
 
-def test_a_killed_fit_resumes_to_the_same_spectrum(plain, base, stories, tmp_path, monkeypatch):
-    done, output, own = plain, tmp_path / "out", trainer._Trainer.training_step
-
-    def dies(self, *args, **kwargs):
-        if self.state.global_step == 4:
-            os.kill(os.getpid(), 9)
-        return own(self, *args, **kwargs)
-
-    with monkeypatch.context() as killing:
-        killing.setattr(trainer._Trainer, "training_step", dies)
-        call = partial(train, "fit", base, str(stories), output, **RANDOM)
-        assert Forked(call, tmp_path).wait()[0] == -9
+def test_a_killed_fit_resumes_to_the_same_spectrum(plain, base, stories, tmp_path):
+    done, output = plain, tmp_path / "out"
+    kill_at_step(4, partial(train, "fit", base, str(stories), output, **RANDOM), tmp_path)
     assert not output.exists()
     kept = load_file(tmp_path / "out.run/fitted-yarn/checkpoint-4/model.safetensors")
     assert set(kept) == {"offsets", "attention"}  # the weights are in no checkpoint
@@ -288,20 +279,9 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("piece", "said"), DAMAGED.items())
-def test_a_killed_fit_does_damaged_pieces_again(
-    plain, base, stories, tmp_path, monkeypatch, piece, said
-):
-    output, own = tmp_path / "out", trainer._Trainer.training_step
-
-    def dies(self, *args, **kwargs):
-        if self.state.global_step == 5:
-            os.kill(os.getpid(), 9)
-        return own(self, *args, **kwargs)
-
-    with monkeypatch.context() as killing:
-        killing.setattr(trainer._Trainer, "training_step", dies)
-        call = partial(train, "fit", base, str(stories), output, **RANDOM)
-        assert Forked(call, tmp_path).wait()[0] == -9
+def test_a_killed_fit_does_damaged_pieces_again(plain, base, stories, tmp_path, piece, said):
+    output = tmp_path / "out"
+    kill_at_step(5, partial(train, "fit", base, str(stories), output, **RANDOM), tmp_path)
     folder = tmp_path / "out.run"
     path = min(folder.glob(piece))
     content = path.read_bytes()
