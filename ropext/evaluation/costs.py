@@ -56,17 +56,14 @@ def empty_model(
 ) -> "PreTrainedModel":
     """Build a model as an evaluation would load it, but without weights, to check it and to count
     the costs of its forward passes."""
-    import torch
-
-    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    how = loading_of(options, trust_remote_code=trust_remote_code, masked=masked)
     build = partial(
         model_without_weights,
         snapshot,
         trust_remote_code=trust_remote_code,
         masked=masked,
-        dtype=dtype,
+        dtype=None if isinstance(how.dtype, str) else how.dtype,  # "auto" is the config's
     )
-    how = loading_of(options, trust_remote_code=trust_remote_code, masked=masked)
     with loading_errors(snapshot, how):
         model: PreTrainedModel = with_attention(how.attention, build)
     return model

@@ -167,7 +167,7 @@ def prepare(
     if options.kl and BASE not in models:
         raise UsageError("--kl: there is no base to hold models against; name it with --base MODEL")
     GateMetrics(options, models, grid, prediction.scoring).check(gates)
-    for other in set(other_runs(gates, models)):
+    for other in other_runs(gates, models):
         read_run(other)  # raises an error if the run is missing or incomplete
     if prediction.sees_all:
         options = options.model_copy(update={"chunk": grid[-1]})

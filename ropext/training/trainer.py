@@ -400,11 +400,11 @@ def _is_as_written(checkpoint: Path) -> bool:
 
 
 def go_back(job: "Optimisation", say: Say) -> None:
-    """Give up the checkpoints of Trainer that were edited or damaged, and those that depend on a
-    damaged one: the training does their steps again."""
+    """Give up the checkpoints of Trainer that were edited or damaged, those of an earlier version,
+    which list no digests, and those that depend on one: the training does their steps again."""
     for path in checkpoints_in(job.folder):
         if (path / COMPLETE).exists() and not _is_as_written(path):
-            say(f"{path} was edited or damaged: its steps are done again")
+            say(f"{path} is not as this version wrote it: its steps are done again")
             (path / COMPLETE).unlink()
     while (last := last_checkpoint(job.folder)) is not None:
         evaluations = history_in(last, job.stopping.patience).evaluations
