@@ -11,7 +11,7 @@ from ropext.base.jsontext import values_json
 from ropext.base.narration import file_progress
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.options.verify import Verify
+from ropext.options.verify import Reference, Verify
 
 if TYPE_CHECKING:
     from ropext.verifying.plain_server import PlainServer
@@ -27,6 +27,7 @@ def command(
     out: Out,
     directory: Directory,
     given: Annotated[options.Given, options.OptionsOf(Verify)],
+    loading: Annotated[options.Given, options.OptionsOf(Reference)],
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Check a directory or GGUF against its plan. Frequencies, config keys, lengths, weights."""
@@ -36,6 +37,7 @@ def command(
     from ropext.verifying.endpoint import ENDPOINT
 
     wanted = Verify(**given)
+    reference = Reference(**loading)
     _check_written_places(directory, wanted)
     if wanted.fix:
         config, edits = verification.repair(directory, wanted.trust)
@@ -48,8 +50,8 @@ def command(
             wanted.endpoint,
             _plain_server_of(wanted),
             wanted.tolerance,
-            wanted.dtype,
-            wanted.device,
+            reference.dtype,
+            reference.device,
             say=out.say,
         )
     show = file_progress(out.say)

@@ -12,23 +12,7 @@ from ropext.options.fields import Device, Dtype, Neutral, Options, Panel, wanted
 Nats = Annotated[float, AllowInfNan(True)]  # refused below, in a sentence of its own
 
 
-class Reference(Options):
-    """How transformers loads the model that `ropext verify` compares with a running server."""
-
-    dtype: Dtype = wanted(
-        "auto",
-        "with --endpoint: type of the weights that transformers loads",
-        panel=Panel.LOADING,
-    )
-    device: Device = wanted(
-        "cpu",
-        "with --endpoint: where transformers runs: auto (cuda or cpu), cpu, cuda, cuda:N, mps",
-        "NAME",
-        panel=Panel.LOADING,
-    )
-
-
-class Verify(Reference):
+class Verify(Options):
     """How deep `ropext verify` compares a directory, the files that it writes, and the server that
     it asks."""
 
@@ -87,3 +71,19 @@ class Verify(Reference):
         if self.report and self.endpoint is None:
             raise UsageError("--report needs a server; give --endpoint URL too")
         return self
+
+
+class Reference(Options):
+    """How transformers loads the model that `ropext verify` compares with a running server."""
+
+    dtype: Dtype = wanted(
+        "auto",
+        "with --endpoint: type of the weights that transformers loads",
+        panel=Panel.LOADING,
+    )
+    device: Device = wanted(
+        "cpu",
+        "with --endpoint: where transformers runs: auto (cuda or cpu), cpu, cuda, cuda:N, mps",
+        "NAME",
+        panel=Panel.LOADING,
+    )
